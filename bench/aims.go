@@ -13,8 +13,8 @@ type aim struct {
 	what   string
 	beside string
 	least  float64
-	figure func(sample) float64 // 0 was not measured
-	layout lab.Layout           // the only one in which both pass the same cables; empty: they do in each
+	figure func(sample) float64 // 0: not measured
+	layout lab.Layout           // the only layout in which both arms pass the same cables; empty: they do in each
 }
 
 func keepalive(s sample) float64   { return s.Keepalive }
@@ -27,7 +27,7 @@ func bulkGigabit(s sample) float64 {
 	return s.Bulk.Gigabit
 }
 
-// aims are all promises that this benchmark can judge.
+// aims are all promises that this benchmark judges.
 var aims = []aim{
 	{"keep-alive requests", "macswap", 0.95, keepalive, ""},
 	{"keep-alive requests", "routed", 0.9, keepalive, ""},
@@ -37,8 +37,8 @@ var aims = []aim{
 	{"bulk TCP", "macswap", 0.95, bulkGigabit, ""},
 }
 
-// ratio is the median over the rounds in which both arms were measured: what slows the machine
-// for a while slows both arms of a round.
+// ratio is the median over the rounds in which both arms were measured: a machine that is slow for
+// a while slows both arms of a round.
 func (a aim) ratio(samples []sample, set setting) float64 {
 	theirs := map[int]float64{} // by round
 	for _, s := range samples {
@@ -58,7 +58,7 @@ func (a aim) ratio(samples []sample, set setting) float64 {
 	return spread.Median(ratios)
 }
 
-// aimsTable says of every aim that was measured in one setting whether it is met.
+// aimsTable lists the aims that were measured in one setting, and whether each is met.
 func (p report) aimsTable(set setting) string {
 	var text strings.Builder
 	for _, a := range aims {

@@ -27,12 +27,12 @@ type arm struct {
 	what     string // one line for the report
 	programs []bed.Program
 	target   netip.AddrPort
-	// start puts it in place; the returned function takes it away again.
+	// start puts the arm in place; the returned function removes it.
 	start func(ctx context.Context, r *run) (stop func() error, alive []*bed.Child, err error)
 	// incremental is set where the arm cannot complete checksums that the sender left to
 	// hardware: it is measured only with checksum offload off.
 	incremental bool
-	tcpOnly     bool // it has no UDP
+	tcpOnly     bool // the arm has no UDP
 }
 
 // arms are all candidates, in the order of the report.
@@ -100,13 +100,14 @@ func (h hop) bytes() [12]byte {
 	return [12]byte(append(append([]byte{}, h.destination...), h.source...))
 }
 
-// macSwapWay is where the program is attached, and where it sends to. Back is for one arm alone.
+// macSwapWay has the interface of the program, and the target of its frames. Back is for one arm
+// alone.
 type macSwapWay struct {
 	in, out   string
 	hop, back hop
 }
 
-// attach loads and attaches the program, and adds what undoes it to closers.
+// attach loads and attaches the program, and adds the functions that undo this to closers.
 func (way macSwapWay) attach(b *bed.Bed, closers *[]func() error) error {
 	spec, err := loadMacswap()
 	if err != nil {

@@ -23,7 +23,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestAims: a ratio is of one round, and what was not measured is not judged.
+// TestAims: a ratio is of one round, and an arm that was not measured is not judged.
 func TestAims(t *testing.T) {
 	p := report{Samples: []sample{
 		{Arm: "macswap", setting: off, Round: 1, Keepalive: 100, Bulk: &bulk{Gigabit: 10}},
@@ -76,7 +76,7 @@ func TestParseIperf(t *testing.T) {
 	}
 }
 
-// TestBulkTable: medians, and what a round without a drop at a place counts as.
+// TestBulkTable: the table has medians, and a round without a drop at a place counts as 0 there.
 func TestBulkTable(t *testing.T) {
 	lost := 0.5
 	p := report{Samples: []sample{

@@ -15,12 +15,12 @@ import (
 	"github.com/shunt-lb/shunt/bench/spread"
 )
 
-// bulkPort is where iperf3 listens, on one server, and the service's port too: iperf3's streams of
-// UDP belong together and have to reach one address.
+// bulkPort is the port of iperf3 on one server, and of the service: iperf3's streams of UDP belong
+// together and have to reach one address.
 const bulkPort = 5201
 
-// Streams of a bulk transfer, and what each sends of UDP: 300 Mbit/s together, which every arm
-// carries, so that what is lost is lost in bursts.
+// Streams of a bulk transfer, and the rate of each with UDP: 300 Mbit/s together, which every arm
+// carries, so that losses are in bursts.
 const (
 	bulkStreams    = 4
 	bulkUDPMegabit = 75
@@ -30,10 +30,10 @@ const (
 type bulk struct {
 	Gigabit         float64 `json:"tcp_gbit_per_s"`      // received, of payload
 	Retransmissions float64 `json:"tcp_retransmissions"` // of segments
-	// UDPLost is in percent of datagrams; missing where the arm has no UDP.
+	// UDPLost is a percentage of the datagrams; missing where the arm has no UDP.
 	UDPLost *float64 `json:"udp_lost_percent,omitempty"`
-	// Dropped is how many frames each interface between client and servers counts as dropped, by
-	// "host interface direction", and the servers' sockets, of both transfers.
+	// Dropped is the number of frames that each interface between client and servers counts as
+	// dropped, by "host interface direction", and the servers' sockets, in both transfers.
 	Dropped map[string]uint64 `json:"dropped,omitempty"`
 }
 
@@ -90,7 +90,7 @@ type iperfReport struct {
 	} `json:"end"`
 }
 
-// iperf makes one transfer. A server that still ends the one before is asked again.
+// iperf makes one transfer. While a server still ends the one before, it is asked again.
 func (r *run) iperf(ctx context.Context, server *bed.Child, target string, more ...string) (report iperfReport, err error) {
 	args := append([]string{
 		"--client", target, "--port", strconv.Itoa(bulkPort), "--parallel", strconv.Itoa(bulkStreams),

@@ -4,13 +4,13 @@
 //	go run -exec sudo ./bench                     everything, about forty minutes
 //	go run -exec sudo ./bench --quick             does it work, about two minutes
 //
-// Figures: keep-alive requests per second and new connections per second (wrk), the latency of
-// answers at a fixed rate (package load), and bulk transfers with what is lost of them (iperf3). Arms are interleaved: every round
-// measures each once, and each starts from nothing. The report has medians over the
-// rounds, ratios between arms, the machine and the exact command.
+// Figures: keep-alive requests per second and new connections per second (wrk), the latency of answers at a fixed rate
+// (package load), and bulk transfers with their losses (iperf3). Arms are interleaved: every round measures each once,
+// and each starts from nothing. The report has medians over the rounds, ratios between arms, the machine and the exact
+// command.
 //
-// Needs root, and nginx, wrk, iperf3 and the peers from Debian. Only ratios of one run mean
-// anything: machines differ and are noisy.
+// Needs root, and nginx, wrk, iperf3 and the peers from Debian. Only ratios of one run have a meaning: machines differ
+// and are noisy.
 package main
 
 import (
@@ -135,8 +135,7 @@ func usage(format string, args ...any) {
 	os.Exit(2)
 }
 
-// benchmark runs all rounds and writes the report. A missing program is said before
-// anything is measured.
+// benchmark runs all rounds and writes the report. It names a missing program before it measures anything.
 func benchmark(ctx context.Context, o options) (err error) {
 	programs := []bed.Program{{Name: "nginx", Package: "nginx-light"}, {Name: "wrk", Package: "wrk"}}
 	if o.bulk > 0 {

@@ -16,7 +16,7 @@ type setting struct {
 	Offload string `json:"offload"` // "off" or "default", see bed.SetOffload
 }
 
-// settings are all that are asked for.
+// settings are all requested settings.
 func (o options) settings() (all []setting) {
 	for _, layout := range o.layouts {
 		for _, offload := range o.offloads {
@@ -41,7 +41,7 @@ type sample struct {
 	Error             string       `json:"error,omitempty"` // why the arm could not be measured
 }
 
-// measureArm puts an arm in place, measures what is asked for, and takes it away.
+// measureArm puts an arm in place, measures the figures that are asked for, and removes the arm.
 func (r *run) measureArm(ctx context.Context, a arm, s *sample) error {
 	stop, alive, err := a.start(ctx, r)
 	if err != nil {

@@ -12,24 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BTF is the description of a kernel's types, with which programs are fitted to it.
+// BTF describes a kernel's types. Programs are fitted to it.
 type BTF struct {
 	Spec *btf.Spec // nil: the running kernel's own
-	From string    // where it is from, for people
+	From string    // the source, for people
 }
 
-// kernelBTF is where a kernel with CONFIG_DEBUG_INFO_BTF has its own.
+// kernelBTF is the file in which a kernel with CONFIG_DEBUG_INFO_BTF describes its types.
 const kernelBTF = "/sys/kernel/btf/vmlinux"
 
 // FindBTF finds the description of the running kernel's types: file if it is not empty, else the kernel's own,
 // else the first of the folders that has one. A folder has the layout of the BTFHub archive,
-// ID/VERSION_ID/ARCH/RELEASE.btf with the words of /etc/os-release and of uname(1), or RELEASE.btf.
-// The error says where BTF can be got from.
+// ID/VERSION_ID/ARCH/RELEASE.btf with the words of /etc/os-release and of uname(1), or RELEASE.btf. The error
+// names a source of BTF.
 func FindBTF(file string, folders ...string) (BTF, error) {
 	return search{kernelBTF, "/etc/os-release"}.find(file, folders)
 }
 
-// search has the places that tests change.
+// search holds the paths that tests change.
 type search struct{ kernel, osRelease string }
 
 func (s search) find(file string, folders []string) (BTF, error) {
@@ -88,7 +88,8 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(name.Release[:]), nil
 }
 
-// archivePath is the BTFHub archive's folder for this machine; "" if the distribution does not say its name.
+// archivePath is the BTFHub archive's folder for this machine; "" if os-release does not name the
+// distribution.
 func (s search) archivePath() string {
 	text, err := os.ReadFile(s.osRelease)
 	if err != nil {

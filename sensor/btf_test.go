@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// aKernelWithoutBTF has an os-release of its own.
+// aKernelWithoutBTF has an os-release of its own and no BTF.
 func aKernelWithoutBTF(t *testing.T) (s search, release string) {
 	t.Helper()
 	folder := t.TempDir()

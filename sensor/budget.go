@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Budget keeps the CPU time that the programs of Sets take below a limit. Where they take more, the Set that took most
-// observes one thing of two, then one of four; a Set whose sample is the smallest lets go of sensors. A nil Budget has
-// no limit. It is for one goroutine.
+// Budget keeps the CPU time of the programs of its Sets below a limit. When they exceed it, the Set that took most
+// observes one thing of two, then one of four; a Set with the smallest sample closes sensors. A nil Budget has no
+// limit. A Budget is for one goroutine.
 type Budget struct {
 	limit   float64 // percent of one CPU
 	members []*member
@@ -22,42 +22,43 @@ type Budget struct {
 	last    time.Time
 	took    time.Duration // since the beginning
 	changes []string
-	atEnd   bool // it was told that nothing is left that can be let go of
+	atEnd   bool // the caller was told that no sensor is left to close
 }
 
-// Member is a Set with a limit, and how it can take less.
+// Member is a Set with a limit, and the means to make it take less.
 type Member struct {
 	Set *Set
-	// Unit is a thing that is observed, in the singular, and SampleMax the N of the smallest sample 1/N, a power of 2.
+	// Unit names an observed thing, in the singular, and SampleMax is the N of the smallest sample 1/N, a power of 2.
 	// 0: there are no samples.
 	Unit      string
 	SampleMax uint32
 	Sample    uint32 // N at the beginning; 0 stands for 1
-	// Resample has the programs observe one thing of so many from now on.
+	// Resample makes the programs observe one thing of so many from now on.
 	Resample func(one uint32) error
-	// Rises: the sample becomes larger again where the programs take much less than they may.
+	// Rises: the sample becomes larger again when the programs take much less than the limit.
 	Rises bool
-	// Note is added to the sentence that tells of another sample.
+	// Note is added to the sentence that reports another sample.
 	Note string
-	// Sheds are the names of sensors that may be let go of, the first one first. Each has a text in Without.
+	// Sheds are the names of sensors that may be closed, the first one first. Each has a text in Without.
 	Sheds []string
 }
 
-// member is a Member at work.
+// member is a Member with its costs.
 type member struct {
 	Member
 	ran  map[string]Cost // by sensor, at the last call
 	took time.Duration   // since the last call
 }
 
-// Spending is how much the programs took since the last call, and how that was answered.
+// Spending is the CPU time of the programs since the last call, and the Budget's answer.
 type Spending struct {
 	Percent float64 `json:"sensors_cpu_percent"` // of one CPU
 	Change  string  `json:"budget,omitempty"`    // a sentence; "": nothing was changed
-	AtEnd   bool    `json:"-"`                   // the limit is not kept, and nothing is left to change; told once
+	AtEnd   bool    `json:"-"`                   // the limit is exceeded, and nothing is left to change; true once
 }
 
-// NewBudget begins to count. The limit is in percent of one CPU, for all members together; 0: no limit, and no Budget.
+// NewBudget begins to count. The limit is in percent of one CPU, for all members together. For a limit of 0 there is no
+// Budget.
 func NewBudget(percent float64, members ...Member) (*Budget, error) {
 	if percent <= 0 {
 		return nil, nil
@@ -78,7 +79,7 @@ func NewBudget(percent float64, members ...Member) (*Budget, error) {
 	return b, nil
 }
 
-// Keep looks at how much the programs took since the last call, and has them take less if that is above the limit. The
+// Keep reads the CPU time of the programs since the last call, and makes them take less if it is above the limit. Its
 // calls are some seconds apart.
 func (b *Budget) Keep() (*Spending, error) {
 	if b == nil {
@@ -107,7 +108,7 @@ func (b *Budget) Keep() (*Spending, error) {
 	case s.Percent > b.limit:
 		s.Change, err = b.less(s.Percent)
 		s.AtEnd = b.atEnd
-	case s.Percent < b.limit/4: // twice the sample then is far from the limit
+	case s.Percent < b.limit/4: // with twice the sample, the programs stay far below the limit
 		s.Change, err = b.more(s.Percent)
 	}
 	if s.Change != "" {
@@ -116,7 +117,7 @@ func (b *Budget) Keep() (*Spending, error) {
 	return s, err
 }
 
-// less has a member take less: of the members that can, the one that took most.
+// less makes one member take less: the one that took most, of the members that can.
 func (b *Budget) less(percent float64) (string, error) {
 	var most *member
 	for _, m := range b.members {
@@ -138,7 +139,7 @@ func (b *Budget) less(percent float64) (string, error) {
 	return fmt.Sprintf("%s: the sensor %q is detached, so that from now on %s", said, name, without), err
 }
 
-// more has the first member with a sample watch more again.
+// more makes the first member with a sample observe more again.
 func (b *Budget) more(percent float64) (string, error) {
 	for _, m := range b.members {
 		if m.Rises && m.Sample > 1 {
@@ -149,7 +150,7 @@ func (b *Budget) more(percent float64) (string, error) {
 	return "", nil
 }
 
-// canLess leaves sensors out that were never attached.
+// canLess skips sensors that were never attached.
 func (m *member) canLess() bool {
 	for len(m.Sheds) > 0 && !m.Set.Holds(m.Sheds[0]) {
 		m.Sheds = m.Sheds[1:]
@@ -168,7 +169,7 @@ func (m *member) resample(said string, one uint32) (string, error) {
 	return fmt.Sprintf("%s: from now on one %s of %d is watched%s", said, m.Unit, one, m.Note), nil
 }
 
-// Total is since the beginning, with all changes.
+// Total is the spending since the beginning, with all changes.
 func (b *Budget) Total() *Spending {
 	if b == nil {
 		return nil
@@ -176,7 +177,7 @@ func (b *Budget) Total() *Spending {
 	return &Spending{100 * float64(b.took) / float64(max(1, b.last.Sub(b.began))), strings.Join(b.changes, "; "), b.atEnd}
 }
 
-// Close has the kernel count no more for this Budget. The Sets stay the caller's.
+// Close ends the kernel's counting for this Budget. The Sets stay the caller's.
 func (b *Budget) Close() error {
 	if b == nil {
 		return nil
@@ -184,8 +185,8 @@ func (b *Budget) Close() error {
 	return b.stats.Close()
 }
 
-// SetSample has programs observe one thing of so many: it sets their variable to that less 1, in an object whose
-// programs read it so.
+// SetSample makes programs observe one thing of so many. It sets their variable to that number less 1; the programs of
+// the object read it so.
 func (s *Set) SetSample(variable string, one uint32) error {
 	v := s.maps.Variables[variable]
 	if v == nil {
@@ -203,7 +204,8 @@ type Cost struct {
 	Took time.Duration
 }
 
-// Costs are those of the sensors at work since Open, by name. The kernel counts that only while somebody asks it to, as a Budget does.
+// Costs returns the costs of the attached sensors since Open, by name. The kernel counts them only on request, such as
+// a Budget's.
 func (s *Set) Costs() (map[string]Cost, error) {
 	by := map[string]Cost{}
 	for _, h := range s.held {
@@ -217,10 +219,10 @@ func (s *Set) Costs() (map[string]Cost, error) {
 	return by, nil
 }
 
-// Holds is whether a sensor is at work: attached, and not let go of by a Budget.
+// Holds reports whether a sensor is attached: some way worked, and no Budget has closed it.
 func (s *Set) Holds(sensor string) bool { return s.find(sensor) >= 0 }
 
-// find is where a sensor is; -1: it is not at work.
+// find returns the sensor's index; -1: the sensor is not attached.
 func (s *Set) find(sensor string) int {
 	for i, h := range s.held {
 		if h.sensor == sensor {
@@ -230,7 +232,7 @@ func (s *Set) find(sensor string) int {
 	return -1
 }
 
-// shed lets go of a sensor that is at work, and says what a tool has without it.
+// shed closes an attached sensor, and returns the text about a tool without it.
 func (s *Set) shed(sensor string) (without string, err error) {
 	at := s.find(sensor)
 	h := s.held[at]

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event/storm"
 )
 
-// twoSensors are the same sensor twice, of which the second one may be let go of.
+// twoSensors attaches the same sensor twice. A Budget may close the second one.
 func twoSensors(t *testing.T) *Set {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -32,7 +32,7 @@ func twoSensors(t *testing.T) *Set {
 	return set
 }
 
-// keep lets the sensors run, and looks at the budget. The kernel counts in nanoseconds, so runs are never free.
+// keep makes the sensors run, and calls Keep. The kernel counts in nanoseconds, so runs are never free.
 func keep(t *testing.T, b *Budget) *Spending {
 	t.Helper()
 	rename(t, 5)
@@ -43,7 +43,7 @@ func keep(t *testing.T, b *Budget) *Spending {
 	return s
 }
 
-// TestBudgetSamplesThenSheds has a limit that everything exceeds, and then one that nothing reaches.
+// TestBudgetSamplesThenSheds sets a limit that every program exceeds, and then one that no program reaches.
 func TestBudgetSamplesThenSheds(t *testing.T) {
 	set := twoSensors(t)
 	var samples []uint32
@@ -95,7 +95,7 @@ func TestBudgetSamplesThenSheds(t *testing.T) {
 	}
 }
 
-// TestBudgetTakesFromTheLargest has two Sets, of which one runs.
+// TestBudgetTakesFromTheLargest has two Sets. Only the programs of one run.
 func TestBudgetTakesFromTheLargest(t *testing.T) {
 	busy, idle := twoSensors(t), twoSensors(t)
 	if err := idle.Detach(); err != nil {

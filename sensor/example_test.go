@@ -9,8 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// A sensor that counts changes of this process's name, in the best way that the kernel has. The object is made
-// by bpf2go, and its programs all write to one map.
+// A sensor that counts changes of this process's name, in the best way that the kernel has. bpf2go made the
+// object; all its programs write to one map.
 func Example() {
 	spec, err := storm.LoadStorm()
 	if err != nil {
@@ -23,7 +23,7 @@ func Example() {
 	}}
 	set, err := sensor.Open(spec, []sensor.Sensor{renames}, sensor.Options{Constants: map[string]any{"only_tgid": uint32(os.Getpid())}})
 	if err != nil {
-		fmt.Println(err) // what was refused, and why
+		fmt.Println(err) // the refused ways, and the reasons
 		return
 	}
 	defer set.Close()
@@ -35,7 +35,7 @@ func Example() {
 	}
 }
 
-// TestExampleWorks runs the example where it can; what it prints differs by kernel.
+// TestExampleWorks runs the example where it can; its output differs by kernel.
 func TestExampleWorks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")

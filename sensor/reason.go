@@ -15,8 +15,8 @@ import (
 // ErrPrivilege is in the error of Open without the needed capabilities.
 var ErrPrivilege = errors.New("observing the kernel needs root, or the capabilities CAP_BPF and CAP_PERFMON")
 
-// privileged refuses early and plainly what the kernel would refuse late and oddly: each way with EPERM,
-// as it also refuses a kind of attachment that it does not allow.
+// privileged refuses early and plainly. The kernel would refuse late, each way with EPERM, the same
+// error as for a kind of attachment that it does not allow.
 func privileged() error {
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
@@ -29,7 +29,7 @@ func privileged() error {
 	return ErrPrivilege
 }
 
-// reason is why the kernel refused, in one line.
+// reason is the kernel's reason for a refusal, in one line.
 func reason(way Way, err error) string {
 	var v *ebpf.VerifierError
 	hasLog := errors.As(err, &v) && len(v.Log) > 0
@@ -42,10 +42,10 @@ func reason(way Way, err error) string {
 	return kernel.Why(err)
 }
 
-// lockdownFile has the levels of lockdown, and the one that holds in brackets (kernel_lockdown(7)).
+// lockdownFile lists the levels of lockdown, with the present one in brackets (kernel_lockdown(7)).
 const lockdownFile = "/sys/kernel/security/lockdown"
 
-// isConfidential is false where it cannot be known.
+// isConfidential is false if the file cannot be read.
 func isConfidential(file string) bool {
 	text, err := os.ReadFile(file)
 	return err == nil && strings.Contains(string(text), "[confidentiality]")

@@ -1,12 +1,12 @@
 // Package sensor attaches BPF programs that observe one thing in the kernel, in the best way that the
 // running kernel allows.
 //
-// Kernels differ in what they let a program attach to: some have no kprobes, some refuse trampolines
-// (fentry), some changed a tracepoint's arguments. A feature table cannot tell, so a sensor has a ranked
-// list of ways, and Open tries them by loading and attaching. The result says which way was got, why the
-// kernel refused the others, and what is lost by the way that was got.
+// Kernels differ in the attachments that they allow: some have no kprobes, some refuse trampolines (fentry), some
+// changed a tracepoint's arguments. A feature table cannot tell, so a sensor has a ranked list of ways, and Open tries
+// them by loading and attaching. The result names the way that worked, the kernel's reasons for refusing the others,
+// and the data lost by that way.
 //
-// The package knows nothing of what is observed: programs and maps are the caller's. It needs CAP_BPF and
+// The package does not depend on the observed thing: programs and maps are the caller's. It needs CAP_BPF and
 // CAP_PERFMON, or CAP_SYS_ADMIN.
 package sensor
 
@@ -27,10 +27,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Kind is how a program is attached.
+// Kind is a kind of attachment.
 type Kind string
 
-// The kinds, with the kernel versions that brought them. What a kernel allows shows only when it is tried.
+// The kinds, with the kernel versions that brought them. Only a try shows whether a kernel allows one.
 const (
 	Fentry     Kind = "fentry"     // at a function's entry, by a trampoline; typed arguments (5.5)
 	Fexit      Kind = "fexit"      // at its end (5.5)
@@ -49,11 +49,11 @@ type Way struct {
 	Kind    Kind
 	Target  string        // the function, the tracepoint, or the symbol; of the kind Tracepoint: group/name
 	Program string        // its name in the collection
-	Loses   string        // what is lost by it, compared with the best way; "": nothing
+	Loses   string        // the data lost by it, compared with the best way; "": none
 	Every   time.Duration // of the kind Timer: its period
 	File    string        // of the kinds Uprobe and Uretprobe: the file with the symbol; "": Process.Executable
-	// Cookie is returned by bpf_get_attach_cookie in the program, of the kinds Kprobe and Uprobe: one program can tell by
-	// it where it is attached (5.15). 0: none.
+	// Cookie is the result of bpf_get_attach_cookie in the program, for the kinds Kprobe and Uprobe: one program can
+	// tell its attachments apart by it (5.15). 0: none.
 	Cookie uint64
 }
 
@@ -62,9 +62,9 @@ func (w Way) String() string { return string(w.Kind) + " " + w.Target }
 // Sensor observes one thing. Its ways are tried in order, and the first that works is kept.
 type Sensor struct {
 	Name    string
-	Watches string // what it observes, in a few words
+	Watches string // the observed thing, in a few words
 	Ways    []Way
-	// Without says what a tool still has if no way works; "": it has nothing, and Open fails.
+	// Without describes the tool without this sensor, if no way works; "": the tool needs it, and Open fails.
 	Without string
 	// Unless names programs of sensors before this one that observe the same and more. While one of them is attached, no way of
 	// this sensor is tried, and it has no Result.
@@ -85,7 +85,7 @@ type Result struct {
 	Refused []Refusal
 }
 
-// String is one line: the way, what is lost by it, and what was refused.
+// String is one line: the way, the data lost by it, and the refused ways.
 func (r Result) String() string {
 	var b strings.Builder
 	b.WriteString(r.Sensor.Name + ": ")
@@ -103,7 +103,7 @@ func (r Result) String() string {
 	return b.String()
 }
 
-// Options are for Open, beside the programs.
+// Options are the arguments of Open besides the programs.
 type Options struct {
 	// Constants are set in the collection before it is loaded, by the name of the variable.
 	Constants map[string]any
@@ -115,16 +115,16 @@ type Options struct {
 	Prepare func(maps map[string]*ebpf.Map) error
 }
 
-// Set is sensors at work. Close ends them.
+// Set holds attached sensors. Close detaches them.
 type Set struct {
 	Results []Result
 	Maps    map[string]*ebpf.Map
 	maps    *ebpf.Collection
 	held    []held
-	gone    map[string]uint64 // by sensor that a Budget has let go of: how often it was not run
+	gone    map[string]uint64 // by sensor that a Budget has closed: how often it was not run
 }
 
-// held is a sensor at work.
+// held is an attached sensor.
 type held struct {
 	sensor     string
 	program    *ebpf.Program
@@ -136,14 +136,14 @@ type held struct {
 // complete nevertheless: Open returns a Set with this error, and it has to be closed.
 var ErrNoWay = errors.New("the kernel allows no way to attach")
 
-// Open makes the collection's maps, and attaches each sensor in the first of its ways that works. It changes
-// spec's constants. If the error is ErrNoWay the Set is there, to tell of and to close.
+// Open makes the collection's maps, and attaches each sensor in the first of its ways that works. It changes spec's
+// constants. With the error ErrNoWay it returns a Set too, for its Results and to be closed.
 func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) {
 	if err := privileged(); err != nil {
 		return nil, err
 	}
-	// Kernels before 5.11 count maps against this limit. Where it cannot be raised, later ones do not care,
-	// and on earlier ones making the maps fails and says why.
+	// Kernels before 5.11 count maps against this limit. If raising it fails, later kernels do not care, and on earlier
+	// ones making the maps fails with its own reason.
 	_ = rlimit.RemoveMemlock()
 	for name, value := range o.Constants {
 		variable, ok := spec.Variables[name]
@@ -182,7 +182,7 @@ func Open(spec *ebpf.CollectionSpec, sensors []Sensor, o Options) (*Set, error) 
 	return s, errors.Join(missing...)
 }
 
-// runs is whether one of the programs is attached.
+// runs reports whether one of the programs is attached.
 func (s *Set) runs(programs []string) bool {
 	return slices.ContainsFunc(s.Results, func(r Result) bool { return r.Got != nil && slices.Contains(programs, r.Got.Program) })
 }
@@ -206,7 +206,7 @@ func (s *Set) attach(spec *ebpf.CollectionSpec, sensor Sensor, o Options, files 
 	return result
 }
 
-// try loads the way's program alone, over the maps of all, and attaches it.
+// try loads the way's program alone, over the common maps, and attaches it.
 func (s *Set) try(spec *ebpf.CollectionSpec, way Way, o Options, files *kernel.Executables) (*ebpf.Collection, io.Closer, error) {
 	one := spec.Copy()
 	for name := range one.Programs {
@@ -275,8 +275,8 @@ func iterate(p *ebpf.Program, way Way) (io.Closer, error) {
 	return l, nil
 }
 
-// Missed is how often the kernel did not run a sensor's program since Open, by the sensor's name, because the
-// program was running on that CPU already: an interrupt came in between that does what the program watches.
+// Missed returns how often the kernel did not run a sensor's program since Open, by the sensor's name, because the
+// program was running on that CPU already: an interrupt came in between and did the thing that the program watches.
 func (s *Set) Missed() (map[string]uint64, error) {
 	missed := map[string]uint64{}
 	maps.Copy(missed, s.gone)
@@ -290,8 +290,8 @@ func (s *Set) Missed() (map[string]uint64, error) {
 	return missed, nil
 }
 
-// Detach ends all attachments, at a time: to let go of a uprobe the kernel waits until no CPU runs it, which takes some
-// 80 ms each (6.18). A program that runs on another CPU may still end its run after that. The maps stay.
+// Detach ends all attachments at the same time: before the kernel frees a uprobe it waits until no CPU runs it, some 80
+// ms each (6.18). A program that runs on another CPU may still end its run after that. The maps stay.
 func (s *Set) Detach() error {
 	errs := make([]error, len(s.held))
 	var all sync.WaitGroup
@@ -306,7 +306,7 @@ func (s *Set) Detach() error {
 	return errors.Join(errs...)
 }
 
-// Close detaches the sensors and closes the maps. Closing no Set does nothing.
+// Close detaches the sensors and closes the maps. Close of a nil Set does nothing.
 func (s *Set) Close() error {
 	if s == nil {
 		return nil

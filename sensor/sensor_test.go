@@ -47,7 +47,7 @@ func open(t *testing.T, without string, ways ...Way) (*Set, error) {
 	return set, err
 }
 
-// rename changes the name of a thread so many times, and gives it back.
+// rename changes the name of a thread so many times, and restores it.
 func rename(t *testing.T, times int) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -71,8 +71,8 @@ func counted(t *testing.T, set *Set) (count uint64) {
 	return count
 }
 
-// TestTheFirstWayThatWorksIsKept holds on every kernel: whichever way is got, it counts exactly, once, and each
-// way before it has been refused with a reason.
+// TestTheFirstWayThatWorksIsKept holds on every kernel: the attached way counts exactly and once, and each way
+// before it was refused with a reason.
 func TestTheFirstWayThatWorksIsKept(t *testing.T) {
 	ways := []Way{byNothing, byFunction, byProbe, byTyped, byRaw, byTracepoint}
 	set, err := open(t, "", ways...)
@@ -108,7 +108,7 @@ func TestTheFirstWayThatWorksIsKept(t *testing.T) {
 	}
 }
 
-// TestSensorThatIsNotNeeded is attached only if the programs that make it so are not.
+// TestSensorThatIsNotNeeded is attached only if none of the programs in its Unless is.
 func TestSensorThatIsNotNeeded(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -136,7 +136,7 @@ func TestSensorThatIsNotNeeded(t *testing.T) {
 	}
 }
 
-// TestIteratorRunsOnceAtOpen over the threads of this process, which the test holds.
+// TestIteratorRunsOnceAtOpen counts the threads of this process, which the test keeps.
 func TestIteratorRunsOnceAtOpen(t *testing.T) {
 	const held = 5
 	var all sync.WaitGroup
@@ -234,7 +234,7 @@ func TestComplaint(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivileges runs itself as another user, who is refused in plain words.
+// TestWithoutPrivileges runs itself as another user, and expects a refusal in plain words.
 func TestWithoutPrivileges(t *testing.T) {
 	if os.Getenv("SHUNT_TEST_UNPRIVILEGED") != "" {
 		spec, err := storm.LoadStorm()

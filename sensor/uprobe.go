@@ -1,8 +1,8 @@
 package sensor
 
-// Process is the process that sensors of the kinds Uprobe and Uretprobe observe, and nothing of others.
+// Process is the only process that sensors of the kinds Uprobe and Uretprobe observe.
 type Process struct {
 	PID int
-	// Executable is the file with the symbols, for example /proc/PID/exe, where a way names none.
+	// Executable is the file with the symbols, for example /proc/PID/exe, for a way that names no file.
 	Executable string
 }

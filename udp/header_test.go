@@ -25,7 +25,7 @@ var capital = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 // snake is a Go name as C writes it: VersionMin is version_min.
 func snake(name string) string { return strings.ToLower(capital.ReplaceAllString(name, "${1}_$2")) }
 
-// offsets asserts where the fields of a message are, and how long they are.
+// offsets asserts the offsets and the sizes of a message's fields.
 func offsets(out *strings.Builder, name string, t reflect.Type, offset int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -100,7 +100,7 @@ func TestHeaderHasTheMessages(t *testing.T) {
 	udptest.EachCompiler(t, func(t *testing.T, c udptest.Compiler) { c.Compile(t, "-fsyntax-only", "-Ic", path) })
 }
 
-// frames are datagrams, and what damage makes of them.
+// frames are datagrams, whole and damaged.
 func frames() (all [][]byte) {
 	ip4 := append([]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 8, 0, 0x45, 0, 0, 33, 0, 0, 0x40, 0, 9, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 10,
 		0x12, 0x34, 0x13, 0x88, 0, 13, 0, 0}, "hello\x00\x00\x00\x00"...) // with Ethernet's padding

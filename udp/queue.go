@@ -15,11 +15,11 @@ type Descriptor = unix.XDPDesc
 
 // Errors of queues.
 var (
-	// ErrReceiveOnly says that a lease cannot send.
+	// ErrReceiveOnly means that a lease cannot send.
 	ErrReceiveOnly = xsk.ErrReceiveOnly
-	// ErrNotUDP says that a frame is no plain UDP packet.
+	// ErrNotUDP means that a frame is no plain UDP packet.
 	ErrNotUDP = xsk.ErrNotUDP
-	// ErrCorrupt says that the rings were damaged: by a stray write of this program, or of another one that
+	// ErrCorrupt means that the rings were damaged: by a stray write of this program, or of another one that
 	// has them.
 	ErrCorrupt = xsk.ErrCorrupt
 )
@@ -69,7 +69,7 @@ type Queue struct {
 // Index is the queue's number at the interface.
 func (q *Queue) Index() int { return q.socket.Layout.Queue }
 
-// CPU is the one that the administrator wants the queue worked off on; -1: any.
+// CPU is the CPU on which the administrator wants the queue worked off; -1: any.
 func (q *Queue) CPU() int { return q.cpu }
 
 // Pin wires the calling goroutine to its thread, and the thread to the queue's CPU. Where the administrator names none it
@@ -88,12 +88,12 @@ func (q *Queue) Pin() error {
 	return nil
 }
 
-// Receive lends received frames: it fills batch from its start and returns how many there are, 0 if nothing
-// has come. Each has to be given back with Release, or sent with Send.
+// Receive lends received frames: it fills batch from its start and returns their number, 0 if nothing has come. Each
+// has to be given back with Release, or sent with Send.
 func (q *Queue) Receive(batch []Descriptor) int { return q.queue.Recv(batch) }
 
-// Stamp is when shunt's program saw a received frame: CLOCK_MONOTONIC, nanoseconds. It is 0 where the administrator has
-// not set timestamps, and in a time namespace of its own the program's clock is another one.
+// Stamp is the time at which shunt's program saw a received frame: CLOCK_MONOTONIC, nanoseconds. It is 0 where the
+// administrator has not set timestamps, and in a time namespace of its own the program's clock is another one.
 func (q *Queue) Stamp(d *Descriptor) int64 { return q.queue.Stamp(d) }
 
 // Bytes is a frame from its Ethernet header on, valid until it is released or sent.
@@ -112,11 +112,11 @@ func (q *Queue) Release(batch []Descriptor) { q.queue.Release(batch) }
 // stays as the program has left it. Send sends it. The error is ErrReceiveOnly or ErrNotUDP.
 func (q *Queue) Reply(d *Descriptor) error { return q.queue.Reply(d) }
 
-// Reserve lends free frames to write packets into, and returns how many there were. Each descriptor covers its
-// whole frame: write to Bytes from the Ethernet header on, then set Len. It never waits.
+// Reserve lends free frames to write packets into, and returns their number. Each descriptor covers its whole frame:
+// write to Bytes from the Ethernet header on, then set Len. It never waits.
 func (q *Queue) Reserve(batch []Descriptor) int { return q.queue.Reserve(batch) }
 
-// Send gives frames to the kernel to be sent, and returns how many there was room for; the program keeps the
+// Send gives frames to the kernel to be sent, and returns the number for which there was room; the program keeps the
 // others. They leave with the next Flush at the latest.
 func (q *Queue) Send(batch []Descriptor) int { return q.queue.Send(batch) }
 
@@ -126,10 +126,10 @@ func (q *Queue) Flush() error { return q.queue.Flush() }
 // Err is ErrCorrupt if the rings were damaged. The queue does nothing any more then.
 func (q *Queue) Err() error { return q.queue.Err() }
 
-// Counts are those of this moment.
+// Counts are the queue's counters at this moment.
 func (q *Queue) Counts() Counts { return Counts(q.queue.Counts()) }
 
-// Statistics are those of this moment.
+// Statistics are the socket's statistics at this moment.
 func (q *Queue) Statistics() (Statistics, error) {
 	s, err := q.socket.Statistics()
 	return Statistics(s), err

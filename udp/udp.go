@@ -1,6 +1,6 @@
-// Package udp receives and sends UDP datagrams that skip the kernel's stack: XDP puts them into memory that
-// this program maps (AF_XDP). The program needs no capability. It asks shunt's broker, over a unix socket,
-// for a lease of what the administrator offers under a name:
+// Package udp receives and sends UDP datagrams that skip the kernel's stack: XDP puts them into memory that this
+// program maps (AF_XDP). The program needs no capability. It asks shunt's broker, over a unix socket, for a lease that
+// the administrator offers under a name:
 //
 //	lease, err := udp.Open(ctx, udp.Options{Name: "feed"})
 //	…
@@ -21,13 +21,13 @@
 // Where the administrator runs shunt with leases that outlive it, the lease goes on while shunt is stopped with --on-exit keep, was
 // killed, or is replaced by another version: datagrams come as before, and the package finds the broker again by itself.
 //
-// Keep an ordinary socket open on the same port, and read it too (Options.Also): it gets fragments and what
-// else is not plain UDP, and everything once the lease is over.
+// Keep an ordinary socket open on the same port, and read it too (Options.Also): it gets fragments and other packets
+// that are not plain UDP, and everything once the lease is over.
 //
 // Receiving and sending allocate nothing. The garbage collector of a large heap in the same process stops
 // them, though: a process of its own, with GOGC off and a memory limit, has no such pauses.
 //
-// It is for Linux 6.1 and later. What goes over the socket is described in docs/guide/udp-protocol.md.
+// It is for Linux 6.1 and later. The messages on the socket are described in docs/guide/udp-protocol.md.
 package udp
 
 import (
@@ -47,18 +47,18 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// DefaultSocket is where shunt's broker listens.
+// DefaultSocket is the socket of shunt's broker.
 const DefaultSocket = "/run/shunt/udp.sock"
 
-// sendFor is how long a message waits for a broker that does not read.
+// sendFor is the time that a message waits for a broker that does not read.
 const sendFor = time.Second
 
-// Options say which lease, and how to wait.
+// Options name the lease, and say how to wait.
 type Options struct {
 	Socket string // of the broker; "": DefaultSocket
 	Name   string // of the offer
-	// Spin is how long Wait looks at the rings before it sleeps; below 0: it sleeps at once. 0: as the administrator advises
-	// (Lease.Advice), and without advice it sleeps at once.
+	// Spin is the time for which Wait looks at the rings before it sleeps; below 0: it sleeps at once. 0: as the
+	// administrator advises (Lease.Advice), and without advice it sleeps at once.
 	Spin time.Duration
 	// Also are descriptors that Wait waits for as well: the ordinary socket on the same port.
 	Also []int
@@ -69,7 +69,7 @@ type Options struct {
 	Checked bool
 }
 
-// Ended is why the broker gives no lease, or gives it no more. Its text says what to do.
+// Ended is the reason why the broker gives no lease, or ends it. Its text names the next step.
 type Ended struct {
 	Code string // refused, busy, failed, protocol, expired, revoked, tampered, too many or malformed
 	Text string
@@ -77,8 +77,8 @@ type Ended struct {
 
 func (e *Ended) Error() string { return e.Text }
 
-// ErrBrokerGone is why a lease is over whose broker has gone, where leases do not outlive it. The kernel's stack has the
-// datagrams then; Open again.
+// ErrBrokerGone is the reason of a lease's end when its broker has gone and leases do not outlive it. The kernel's
+// stack has the datagrams then; Open again.
 var ErrBrokerGone = errors.New("shunt's broker closed the connection")
 
 // Lease is the datagrams to some addresses. It is over when Done is closed; until Close the memory stays.
@@ -88,11 +88,11 @@ type Lease struct {
 	Addresses []netip.AddrPort // that it serves
 	Mode      string           // zero-copy, copy or generic
 	Reason    string           // why not zero-copy
-	// BusyPoll is whether this program has the driver's work done in place of interrupts, as the administrator has it.
-	// Receive and Wait do so; what matters is to come back to them soon.
+	// BusyPoll: this program has the driver's work done in place of interrupts, as the administrator has set it.
+	// Receive and Wait do so; call them again soon.
 	BusyPoll bool
-	// Advice is how the administrator has programs wait that do not decide themselves (Options.Spin is 0): spin, adaptive (look
-	// for 50 µs, then sleep), sleep, or "". Wait does so.
+	// Advice is the administrator's setting for programs that do not decide themselves how to wait (Options.Spin is 0):
+	// spin, adaptive (look for 50 µs, then sleep), sleep, or "". Wait follows it.
 	Advice string
 
 	socket  string // of the broker
@@ -104,7 +104,7 @@ type Lease struct {
 	wake    int // an eventfd: ends Wait when the lease is over
 	done    chan struct{}
 	closing sync.Once
-	quits   context.Context //nolint:containedctx // ends with Close, which has no other word for those who wait
+	quits   context.Context //nolint:containedctx // ends with Close, which has no other signal for waiting goroutines
 	quit    func()
 
 	sending  sync.Mutex // a Renew; it goes before mu
@@ -208,7 +208,7 @@ func term(s *proto.Serving) time.Duration {
 	return max(time.Duration(s.TermMS)*time.Millisecond, 30*time.Millisecond)
 }
 
-// spin is how long Wait looks at the rings: as the program says, and else as the administrator advises.
+// spin is the time for which Wait looks at the rings: the program's, or else the administrator's advice.
 func spin(own time.Duration, advice proto.Wait) time.Duration {
 	switch {
 	case own != 0:
@@ -225,7 +225,7 @@ func spin(own time.Duration, advice proto.Wait) time.Duration {
 func expect[T proto.Body](c *proto.Conn) (T, []int, error) {
 	var none T
 	b, files, _, err := c.Receive(time.Time{})
-	if errors.Is(err, unix.ECONNRESET) { // it has not read everything; what it has said may still be there
+	if errors.Is(err, unix.ECONNRESET) { // the broker has not read everything; its last message may still be there
 		b, files, _, err = c.Receive(time.Time{})
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
@@ -247,7 +247,7 @@ func expect[T proto.Body](c *proto.Conn) (T, []int, error) {
 	return got, files, nil
 }
 
-// listen reads what the broker says, and its successors, until the lease is over.
+// listen reads the messages of the broker, and of its successors, until the lease is over.
 func (l *Lease) listen() {
 	var err error
 	for err == nil {
@@ -263,7 +263,7 @@ func (l *Lease) listen() {
 	close(l.done)
 }
 
-// hear reads what one broker says, until there is no more.
+// hear reads one broker's messages, until there are no more.
 func (l *Lease) hear() error {
 	conn := l.connection()
 	for {
@@ -288,8 +288,8 @@ func (l *Lease) connection() *proto.Conn {
 // The waits between two tries to find a broker again.
 const againFirst, againMost = 10 * time.Millisecond, time.Second
 
-// comeBack waits for the broker's successor, and has it take the lease over. The lease goes on meanwhile. An error says that it is
-// over.
+// comeBack waits for the broker's successor, and has it take the lease over. The lease goes on meanwhile. An error
+// means that it is over.
 func (l *Lease) comeBack() error {
 	for wait := againFirst; ; wait = min(2*wait, againMost) {
 		conn, serving, err := l.resume()
@@ -344,10 +344,10 @@ func (l *Lease) resume() (conn *proto.Conn, serving *proto.Serving, err error) {
 	return conn, serving, nil
 }
 
-// resumeFor is how long a broker may take to take a lease over.
+// resumeFor bounds the time that a broker may take to take a lease over.
 const resumeFor = 5 * time.Second
 
-// Resumed counts how often a successor of the broker has taken the lease over.
+// Resumed counts the times that a successor of the broker has taken the lease over.
 func (l *Lease) Resumed() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -362,7 +362,7 @@ func (l *Lease) renew() {
 		l.mu.Unlock()
 		select {
 		case <-next.C:
-			_, _ = l.ask() // listen sees what is wrong
+			_, _ = l.ask() // listen gets the error
 		case <-l.done:
 			next.Stop()
 			return
@@ -393,10 +393,10 @@ func (l *Lease) Wait(timeout time.Duration) (bool, error) { return l.waiter.Wait
 // Wakeups counts the sleeps that Wait has ended with true.
 func (l *Lease) Wakeups() uint64 { return l.waiter.Wakeups }
 
-// Done is closed when the lease is over. What is in the rings then can still be received.
+// Done is closed when the lease is over. The packets in the rings can still be received.
 func (l *Lease) Done() <-chan struct{} { return l.done }
 
-// Err is why the lease is over: *Ended, or ErrBrokerGone. It is nil while it is not.
+// Err is the reason why the lease is over: *Ended, or ErrBrokerGone. It is nil while it is not.
 func (l *Lease) Err() error {
 	select {
 	case <-l.done:
@@ -408,15 +408,16 @@ func (l *Lease) Err() error {
 	return l.err
 }
 
-// Count has the counters of shunt's program for a queue: matched = passed_no_socket + what the queue's socket was given.
+// Count has the counters of shunt's program for a queue: matched = passed_no_socket + the number given to the queue's
+// socket.
 type Count struct {
 	Matched uint64 // datagrams to the lease's addresses, since it began
-	// PassedNoSocket are those of them that the queue had no socket for: left to the kernel's stack, or dropped where the
+	// PassedNoSocket counts those for which the queue had no socket: left to the kernel's stack, or dropped where the
 	// administrator wants that (on_no_socket: drop).
 	PassedNoSocket uint64
 }
 
-// Counts asks the broker for those of each queue. It renews the lease, too. Ask a few times a second at most:
+// Counts asks the broker for the counters of each queue. It renews the lease, too. Ask a few times a second at most:
 // the broker ends a lease whose holder floods it (32 messages a second).
 func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 	want, err := l.ask()
@@ -446,7 +447,7 @@ func (l *Lease) Counts(ctx context.Context) ([]Count, error) {
 func (l *Lease) Close() (err error) {
 	l.closing.Do(func() {
 		if l.reports && l.Err() == nil {
-			_, _ = l.ask() // the last of the counters; a broker that does not hear them lacks nothing else
+			_, _ = l.ask() // the last of the counters; a broker that does not get them lacks nothing else
 		}
 		l.quit()
 		_ = l.connection().Unix().CloseRead() // ends listen; the connection goes last
@@ -456,8 +457,7 @@ func (l *Lease) Close() (err error) {
 	return err
 }
 
-// release lets go of everything that open has got. The broker, which sees the connection's end last, can
-// lend the queues at once.
+// release frees all resources of Open. The broker, which sees the connection's end last, can lend the queues at once.
 func (l *Lease) release() error {
 	var errs []error
 	if l.set != nil {

@@ -19,7 +19,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// fake is a broker that greets, and then does as it likes.
+// fake is a broker that greets, and then does as the test wants.
 func fake(t *testing.T, do func(*proto.Conn) error) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")

@@ -60,12 +60,13 @@ var (
 	DirectServer  = netip.MustParseAddr("10.9.0.2")
 )
 
-// Queue is the kind of queue that every interface sends through. A veth has none, unlike a network
-// card, and drops what its peer's ring of 256 frames has no room for: how many, says more about the
-// burst of the sender than about the balancer. With one the sender waits (Linux 6.16, dc82a33297fc).
+// Queue is the kind of queue that every interface sends through. A veth has no queue, unlike a
+// network card, and drops the frames for which its peer's ring of 256 has no room: their number says
+// more about the sender's burst than about the balancer. With a queue the sender waits (Linux 6.16,
+// dc82a33297fc).
 const Queue = "pfifo"
 
-// labID names the lab. There is one, so that what a killed run left behind is found.
+// labID names the lab. The name is fixed, so that a run finds the remains of one that was killed.
 const labID = "bench"
 
 // Bed is the built topology. Close it.
@@ -77,7 +78,8 @@ type Bed struct {
 	ClientMAC, ServerMAC net.HardwareAddr
 }
 
-// Lock is held by the one benchmark that runs; close it. Two would measure each other.
+// Lock is held by the one running benchmark, which closes it. Two benchmarks would measure each
+// other.
 func Lock() (net.Listener, error) {
 	// An abstract socket goes away with its process, however that ends (unix(7)).
 	lock, err := net.Listen("unix", "@shunt-bench")
@@ -87,8 +89,8 @@ func Lock() (net.Listener, error) {
 	return lock, nil
 }
 
-// Build makes the hosts and everything between them, after removing what a run that was
-// killed left behind. Needs root. A second bed at the same time is refused.
+// Build makes the hosts and the links between them, after removing the remains of a run that was
+// killed. Needs root. A second bed at the same time is refused.
 func Build(layout lab.Layout) (*Bed, error) {
 	lock, err := Lock()
 	if err != nil {
@@ -127,8 +129,8 @@ func (b *Bed) build(layout lab.Layout) (err error) {
 		b.hosts[Servers].AddRoute(lab.Route{To: everywhere, Via: ServerGateway}),
 		b.hosts[Balancer].SetSysctl("net.ipv4.ip_forward", "1"),
 		// Now and then a client closes first, and has the TIME-WAIT: after half a million
-		// connections, half of its ports rest, and connect() walked all of those before it found
-		// another. Direct or balanced, 20,000 connections a second became 400 then (Linux 6.18).
+		// connections, half of its ports rest, and connect() walks all of these before it finds
+		// another. This reduced 20,000 connections a second to 400, direct or balanced (Linux 6.18).
 		b.hosts[Client].SetSysctl("net.ipv4.tcp_tw_reuse", "1"),
 		b.hosts[Balancer].SetSysctl("net.ipv4.tcp_tw_reuse", "1"), // HAProxy connects from there
 	); err != nil {
@@ -205,10 +207,10 @@ func (b *Bed) ToServers() lab.Interface {
 	return all[len(all)-1]
 }
 
-// SetOffload gives every interface the same settings: checksums by the sender's kernel
-// (false, which takes segmentation offload with it) or left to the receiver as veth does
-// by default (true). GRO is on at the far ends in both, because a veth peer that has
-// neither GRO nor an XDP program drops frames redirected to it.
+// SetOffload gives every interface the same settings: the sender's kernel computes checksums (false,
+// which also switches segmentation offload off), or leaves them to the receiver as veth does by
+// default (true). GRO is on at the far ends in both cases, because a veth peer that has neither GRO
+// nor an XDP program drops frames redirected to it.
 func (b *Bed) SetOffload(checksum bool) error {
 	for name, host := range b.hosts {
 		for _, i := range host.Interfaces() {
@@ -224,9 +226,9 @@ func (b *Bed) SetOffload(checksum bool) error {
 	return nil
 }
 
-// Dropped is how many frames each interface has dropped, by "host interface direction". A frame
-// for which the ring of a veth has no room is one that the sending end drops. "servers sockets" is
-// what came too fast for the program that reads it (RcvbufErrors, of UDP).
+// Dropped is the number of frames that each interface has dropped, by "host interface direction".
+// The sending end drops a frame for which the ring of a veth has no room. "servers sockets" are the
+// datagrams that came too fast for the program that reads them (RcvbufErrors, of UDP).
 func (b *Bed) Dropped() (map[string]uint64, error) {
 	dropped := map[string]uint64{}
 	for name, host := range b.hosts {
@@ -295,7 +297,7 @@ func (b *Bed) InPinned(host string, cpu int, f func() error) error {
 	})
 }
 
-// Close removes the hosts and stops what still runs on them.
+// Close removes the hosts and stops the processes that still run on them.
 func (b *Bed) Close() error {
 	var err error
 	if b.lab != nil {

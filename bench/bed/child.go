@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Program is something a benchmark runs, and the Debian package that has it.
+// Program is a program that a benchmark runs, and its Debian package.
 type Program struct{ Name, Package string }
 
 // Need checks that all programs are installed, and names the packages of the missing ones.
@@ -37,7 +37,7 @@ func Need(programs ...Program) error {
 	return nil
 }
 
-// Versions are those of the programs' packages.
+// Versions are the versions of the programs' packages.
 func Versions(ctx context.Context, programs []Program) map[string]string {
 	all := map[string]string{}
 	for _, p := range programs {

@@ -37,7 +37,7 @@ struct {
 	__type(value, struct packet);
 } bench_packets SEC(".maps");
 
-/* What is measured. Key: 0. Value: a program. Written by percall between runs; not pinned. */
+/* The measured program. Key: 0. Value: a program. Written by percall between runs; not pinned. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
@@ -90,7 +90,7 @@ int sh_front(struct xdp_md *ctx)
 	if (!fresh)
 		return XDP_ABORTED;
 	packet_next = key + 1;
-	/* What the program pushed in front the last time comes off again. */
+	/* Takes off the headers that the program pushed in front the last time. */
 	grown = (long)ctx->data_end - (long)ctx->data - (long)sizeof(*now);
 	if (grown && bpf_xdp_adjust_head(ctx, grown))
 		return XDP_ABORTED;
@@ -136,7 +136,7 @@ int sh_stub_push(struct xdp_md *ctx)
 }
 
 /* The floor for programs that find a flow's state in a table: finds an entry, and reads the whole
- * of it. Without an entry it drops. Which packet is the next one depends on what was read: else
+ * of it. Without an entry it drops. The choice of the next packet depends on the read bytes: else
  * the CPU would begin with the next look-up while it waits for this one, which a program that has
  * more to do between the two cannot expect. */
 SEC("xdp.frags")

@@ -5,8 +5,8 @@
  *	client ── a [macswap] b ── servers
  *
  * IPv4 frames from one side get new Ethernet addresses and leave on the other; all else
- * (ARP above all) goes to the kernel. No parsing, no state, no counters: what a balancer
- * loses against this is its own work, what this loses against a kernel router is the
+ * (ARP above all) goes to the kernel. No parsing, no state, no counters: the loss of a
+ * balancer against this is its own work, the loss of this against a kernel router is the
  * price of the XDP path. One copy of the program is loaded per direction. With one interface
  * the other program does the same for both.
  */

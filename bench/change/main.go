@@ -1,12 +1,11 @@
-// Change measures what it costs the daemon to start with many services, and to change one of
-// them:
+// Change measures the cost for the daemon of starting with many services, and of changing one of them:
 //
 //	go run -exec sudo ./bench/change --shunt ./shunt --services 1000 --backends 50
 //
 // It lays a cable between two network namespaces, writes a configuration of so many services, whose
-// backends are all behind the router at the other end, and runs the given program in one of them.
-// Time is that until the command ends, or for the start until status answers; CPU time is the time that
-// daemon and command use meanwhile, all threads together. With --out it writes a page, too.
+// backends are all behind the router at the other end, and runs the given program in one of them. The
+// time ends when the command ends, or for the start when status answers; CPU time is the time that
+// daemon and command use meanwhile, in all threads together. With --out it also writes a page.
 package main
 
 import (
@@ -67,7 +66,7 @@ func parseOptions(args []string) (options, error) {
 	return o, nil
 }
 
-// slots is how many each service has.
+// slots is the number of slots of each service.
 func (o options) slots() uint32 { return cmp.Or(o.tableSize, maglev.SizeFor(o.backends)) }
 
 func main() {

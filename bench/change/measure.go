@@ -30,8 +30,8 @@ const (
 type figure struct {
 	what         string
 	time, cpu    time.Duration
-	memory, peak uint64 // of the daemon afterwards, in bytes; 0: there was none
-	answer       int    // of the daemon's, in bytes; 0: it is not counted
+	memory, peak uint64 // of the daemon afterwards, in bytes; 0: no daemon
+	answer       int    // size of the daemon's answer in bytes; 0: not counted
 }
 
 // subject is the daemon that is measured.
@@ -147,8 +147,8 @@ func (s *subject) all(ctx context.Context) ([]figure, error) {
 	return figures, nil
 }
 
-// scrape asks for the metrics, and reads them to the end. Those that come before the daemon has counted the open
-// flows for the first time do not count.
+// scrape asks for the metrics, and reads them to the end. Answers from before the daemon's first count of the
+// open flows are not measured.
 func (s *subject) scrape(ctx context.Context) (figure, error) {
 	for {
 		f, whole, err := s.scrapeOnce(ctx)
@@ -222,7 +222,7 @@ func (s *subject) start(ctx context.Context, what string) (f figure, err error) 
 	return f, s.remember(&f)
 }
 
-// command runs a command of the program, and counts what it and the daemon use until it ends.
+// command runs a command of the program, and counts the time that it and the daemon use until it ends.
 func (s *subject) command(ctx context.Context, what string, arguments ...string) (figure, error) {
 	f := figure{what: what}
 	before, err := s.cpu()
@@ -255,7 +255,7 @@ func (s *subject) cpu() (time.Duration, error) {
 	return s.daemon.CPUTime()
 }
 
-// remember notes how much memory the daemon has.
+// remember notes the size of the daemon's memory.
 func (s *subject) remember(f *figure) error {
 	if s.daemon == nil {
 		return nil
@@ -277,7 +277,7 @@ func (s *subject) remember(f *figure) error {
 	return nil
 }
 
-// stop ends the daemon, which takes its data plane away, and removes what one that was killed has left.
+// stop ends the daemon, which removes its data plane, and removes the remains of a daemon that was killed.
 func (s *subject) stop(ctx context.Context) error {
 	if s.daemon == nil {
 		return nil

@@ -21,14 +21,14 @@ type Chart struct {
 // Panel is one pair of axes with its lines.
 type Panel struct {
 	Title  string
-	X, Y   string  // what the axes show, with the unit
+	X, Y   string  // labels of the axes, with the unit
 	LogY   bool    // a logarithmic vertical axis: no value may be 0
 	Head   float64 // room above the highest value, as a share of it
 	Legend Corner
 	Lines  []Line
 }
 
-// Corner is where a legend stands.
+// Corner is the place of a legend.
 type Corner string
 
 // The corners.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// askTimeout bounds a question. What was lost is an error: nothing is lost on a veth.
+// askTimeout bounds a question. A lost question is an error: nothing is lost on a veth.
 const askTimeout = 5 * time.Second
 
 // question is a query for an IPv4 address (RFC 1035, 4.1).
@@ -25,8 +25,8 @@ func question(id uint16, name string) []byte {
 	return append(m, 0, 0, 1, 0, 1) // the root; A; IN
 }
 
-// ask asks one question as resolvers do, with a socket of its own, in the calling thread's network namespace. It returns how
-// long that took, from making the socket to the answer.
+// ask asks one question as resolvers do, with a socket of its own, in the calling thread's network namespace. It
+// returns the time from making the socket to the answer.
 func ask(at netip.Addr, name string) (took time.Duration, err error) {
 	begin := time.Now()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -57,7 +57,7 @@ func ask(at netip.Addr, name string) (took time.Duration, err error) {
 	return took, nil
 }
 
-// askMany asks so many questions one after the other, from the pod that asks. names says the name of each.
+// askMany asks so many questions one after the other, from the pod of the clients. names returns the name for each.
 func (w *world) askMany(at netip.Addr, questions int, names func() string) (took []time.Duration, err error) {
 	err = w.Pods[asking].Run(func() error {
 		for range questions {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is for what takes milliseconds.
+// patience bounds waits for steps that take milliseconds.
 const patience = 30 * time.Second
 
 // The pods of a world.
@@ -28,7 +28,7 @@ const (
 	pods
 )
 
-// hostCache is where the cache in the host's namespace listens, on lo.
+// hostCache is the address of the cache in the host's namespace, on lo.
 var hostCache = netip.MustParseAddr("169.254.20.10")
 
 // world is a host whose pods ask for names. Services are translated by the host's rules, unless shunt does.
@@ -78,7 +78,7 @@ func (w *world) furnish(ctx context.Context) (err error) {
 
 func (w *world) close() error { return errors.Join(w.Close(), os.RemoveAll(w.folder)) }
 
-// service is an address of the cluster, and who answers there.
+// service is an address of the cluster, and the server that answers there.
 type service struct {
 	name    string
 	vip, to netip.Addr
@@ -94,8 +94,9 @@ func (w *world) services() []service {
 	}
 }
 
-// file is the configuration of `shunt run`: services are translated at the socket, and what pods send to pods goes past the host's
-// stack. It does by a steer in the mode checked, too, which wants conntrack to have seen an answer otherwise.
+// file is the configuration of `shunt run`: services are translated at the socket, and packets between pods go past the
+// host's stack. A steer sends them past it in the mode checked, too, which without a steer wants conntrack to have seen
+// an answer.
 func (w *world) file(cgroup, socket string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "api: {socket: %s}\nmetrics: {listen: \"127.0.0.1:9470\"}\ninterfaces: [{name: eth0, attach: tc}]\nsockets: {cgroup: %s}\nservices:\n", socket, cgroup)
@@ -149,7 +150,7 @@ func (w *world) accelerate(ctx context.Context, cgroup string, program ...string
 	return stop, nil
 }
 
-// errEnded is of what needs not be waited for any more.
+// errEnded is the error of a process for which nobody needs to wait any more.
 var errEnded = errors.New("the process is gone")
 
 // until waits for a condition.
@@ -169,7 +170,7 @@ func until(ctx context.Context, holds func() error) error {
 	}
 }
 
-// seen is how many packets the host has forwarded.
+// seen is the number of packets that the host has forwarded.
 func (w *world) seen() (packets uint64, err error) {
 	err = w.Node.Run(func() (err error) {
 		packets, err = w.rules.Seen()

@@ -81,7 +81,7 @@ func (s *server) serve(c net.PacketConn) {
 	}
 }
 
-// translated is how many connections conntrack translates to an address of a world.
+// translated is the number of connections that conntrack translates to an address of a world.
 func (w *world) translated(cache string) (count int, err error) {
 	err = w.Node.Run(func() error {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)

@@ -1,5 +1,6 @@
-// Command dns compares what pods wait for a name, through a node-local cache and CoreDNS, by the host's rules and with
-// shunt. Each way has a host of its own, with the same pods, and blocks of questions go round the hosts:
+// Command dns compares the times that pods wait for a name, through a node-local cache and CoreDNS, by the host's
+// rules and with shunt. Each way has a host of its own, with the same pods, and blocks of questions go round the
+// hosts:
 //
 //	pod ──► cache in a pod ──────────────► CoreDNS in a pod
 //	pod ──► cache in the host's namespace ─► CoreDNS in a pod
@@ -204,7 +205,7 @@ func (r *row) slug() string {
 	return "host"
 }
 
-// show prints rows as a table. Ratios are those of a round's quantiles to the first way's in the same round.
+// show prints rows as a table. Ratios compare a round's quantiles with the first way's in the same round.
 func show(rows []*row) {
 	fmt.Printf("%s, %s\n  %-8s %9s %9s %9s %9s   %-24s %-24s %s\n", rows[0].Cache, rows[0].Kind, "", "median", "90 %", "99 %", "longest", "median beside the first", "99 % beside the first", "forwarded for a question")
 	for _, r := range rows {

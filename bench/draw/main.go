@@ -114,7 +114,7 @@ func panel(from chart.Panel) (*plot.Plot, error) {
 	return p, nil
 }
 
-// line adds a line; n numbers it among those of its panel.
+// line adds a line; n is its number in the panel.
 func line(p *plot.Plot, from chart.Line, n int) error {
 	if len(from.Points) == 0 {
 		return errors.New("it has no points")

@@ -54,7 +54,7 @@ func TestEverythingIsMeasured(t *testing.T) {
 	}
 }
 
-// TestUnderProtection measures in a guest, where time is the emulation's: the ratios are told, and nothing is judged.
+// TestUnderProtection measures in a guest, where time is the emulation's: it prints the ratios, and judges nothing.
 func TestUnderProtection(t *testing.T) {
 	if os.Getenv("SHUNT_KERNEL_TEST") == "" {
 		t.Skip("is for a guest of test/kernel; elsewhere run ./bench/guard")

@@ -1,17 +1,18 @@
-// Guard shows what the features of shunt guard cost the programs of a machine: opening and changing files, starting
-// programs, connecting.
+// Guard measures the cost of the features of shunt guard for the programs of a machine: opening and changing files,
+// starting programs, connecting.
 //
 //	go run -exec sudo ./bench/guard            writes a page to bench/results
 //	go run -exec sudo ./bench/guard --quick    one short round, to standard output alone
 //	go run -exec sudo ./bench/guard --opens    opens that wait without BPF LSM, to standard output alone
 //
-// A process does one thing again and again, without the guard and under each of its features, and the time is that of
-// the CPUs, its own and its children's. Where the kernel lets no BPF program decide, protection is left out; a guest of
+// A process does one thing again and again, without the guard and under each of its features. The time is CPU time, the
+// process's own and its children's. Where the kernel lets no BPF program decide, protection is left out; a guest of
 // test/kernel has it, where only the ratios mean something:
 //
 //	go run ./test/kernel --kernels 6.1 --packages ./bench/guard=TestUnderProtection -v
 //
-// Without BPF LSM, opens of protected files wait for the guard, which takes time in which no CPU works: that is measured by the clock, in a table of its own.
+// Without BPF LSM, opens of protected files wait for the guard. No CPU works during this wait, so it is measured by the
+// clock, in a table of its own.
 //
 // Detection watches, and connections are denied to, the process's cgroup alone. Protection is of the whole machine.
 package main

@@ -27,10 +27,10 @@ import (
 type arm struct {
 	name string
 	doc  string
-	// policy has %IN for the folder of its rules, %TRUSTED for the program that they trust, and %APP for the one that
-	// connections are about. Empty: no guard.
+	// policy has %IN for the folder of its rules, %TRUSTED for the program that they trust, and %APP for the program
+	// whose connections they are about. Empty: no guard.
 	policy string
-	// isUnder: a rule is about what the process does, and trusts it.
+	// isUnder: a rule is about the process's deeds, and trusts the process.
 	isUnder bool
 }
 
@@ -50,7 +50,7 @@ var arms = []arm{
 	{"limited", "`connections:` of the program, which deny connect and bind of two prefixes", denies, true},
 }
 
-// times is how often a deed is done in a round: for some tens of milliseconds.
+// times is the number of repetitions of a deed in a round: they take some tens of milliseconds.
 var times = map[string]int{"open": 20000, "open-write": 20000, "read": 100000, "write": 50000, "create": 5000, "rename": 10000, "fork": 300, "exec": 300, "connect": 30000, "accept": 1000}
 
 // bed is a folder, a cgroup, and two processes in it: one of a program that rules trust and deny connections to, and one of another.
@@ -109,7 +109,7 @@ func newBed() (b *bed, err error) {
 	return b, nil
 }
 
-// folder is the one that rules are about, or another.
+// folder is the folder of the rules, or another one.
 func (b *bed) folder(isUnder bool) string {
 	if isUnder {
 		return filepath.Join(b.dir, "in")
@@ -117,7 +117,7 @@ func (b *bed) folder(isUnder bool) string {
 	return filepath.Join(b.dir, "out")
 }
 
-// stop takes out of the kernel what outlives an agent.
+// stop removes from the kernel the objects that outlive an agent.
 func (b *bed) stop() error {
 	root := filepath.Join(b.dir, "bpf")
 	_, err1 := protect.Stop(root)
@@ -170,17 +170,17 @@ func (b *bed) start(text string) (a *agent.Agent, end func() error, err error) {
 // report has the results: nanoseconds of CPU for one deed, by arm and deed, of each round.
 type report struct {
 	rounds, share int // each deed is done one of share times as often
-	// Of a round each deed is measured in so many pieces apart, and the least counts: other work on the machine only adds. An
-	// emulated machine's clock may be as coarse as a piece.
+	// In a round each deed is measured in so many separate pieces, and the least counts: other work on the machine only
+	// adds. An emulated machine's clock may be as coarse as a piece.
 	pieces    int
 	without   []string
 	onlyWaits bool // of opens that wait
 	results   map[string]map[string][]float64
 	agents    map[string]map[string][]float64 // the same, of the guard's own process
-	waits     map[string]map[string][]float64 // nanoseconds of the clock for one open, by what is opened and the deed, of each round
+	waits     map[string]map[string][]float64 // nanoseconds of the clock for one open, by the opened file and the deed, of each round
 }
 
-// measure says on to how far it is.
+// measure measures all arms, and writes its progress to a writer.
 func (r *report) measure(to io.Writer) (err error) {
 	b, err := newBed()
 	if err != nil {
@@ -213,7 +213,7 @@ func (r *report) measure(to io.Writer) (err error) {
 	return nil
 }
 
-// policies are those of the arms, each once.
+// policies are the arms' policies, each once.
 func policies() (all []string) {
 	for _, a := range arms {
 		if !slices.Contains(all, a.policy) {

@@ -78,7 +78,7 @@ func (r *report) table(b *strings.Builder) {
 	}
 }
 
-// ratios are those of rounds.
+// ratios are the rounds' ratios.
 func ratios(with, without []float64) (all []float64) {
 	for i := range with {
 		all = append(all, with[i]/without[i])

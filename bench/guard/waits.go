@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/bench/spread"
 )
 
-// Without BPF LSM, opens of protected files wait for the guard. That takes time in which nobody works: two threads are woken up. So it is measured by
+// Without BPF LSM, opens of protected files wait for the guard. No CPU works in that time, but for waking two threads. So it is measured by
 // the clock, and not as CPU time.
 
 // opening is a file that is opened, to read and to write, and the policy then. A deed opens the file "file" of its folder.
@@ -35,7 +35,7 @@ var openings = []opening{
 // opens are the deeds.
 var opens = []string{"open", "open-write"}
 
-// waitTimes is how often a file is opened in a piece of a round.
+// waitTimes is the number of opens in a piece of a round.
 const waitTimes = 300
 
 // waitOnce measures a round. Where security hooks decide, no open waits, and there is nothing to measure.

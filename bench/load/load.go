@@ -1,8 +1,7 @@
-// Package load asks for a page at a fixed rate and records how long each answer took,
-// counted from when the request was due: a request that waits because earlier ones are
-// slow counts its waiting time, so a stall is seen by everybody who would have met it
-// (no coordinated omission). One thread, a fixed number of keep-alive connections, and
-// a timer of the kernel's own precision.
+// Package load asks for a page at a fixed rate and records the time of each answer, counted from the moment when
+// the request was due. A request that waits because earlier ones are slow counts its waiting time, so a stall is
+// seen by every request that would have met it (no coordinated omission). It uses one thread, a fixed number of
+// keep-alive connections, and a timer of the kernel's own precision.
 package load
 
 import (
@@ -19,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say what to ask, how often, and for how long.
+// Options are the target, the rate and the duration of the requests.
 type Options struct {
 	Target      netip.AddrPort // IPv4
 	Rate        int            // requests per second
@@ -27,7 +26,7 @@ type Options struct {
 	Duration    time.Duration
 	// Overload is not an error: requests without an answer at the end count with the time that they have waited.
 	Overload bool
-	Drain    time.Duration // how long answers are awaited after the last request was due; 0: 5 s
+	Drain    time.Duration // the wait for answers after the last request was due; 0: 5 s
 }
 
 // Result is its result. Latencies are in microseconds.
@@ -48,7 +47,7 @@ type Result struct {
 // request is sent on every connection.
 const request = "GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
 
-// drainLimit is how long answers are awaited after the last request was due.
+// drainLimit is the wait for answers after the last request was due.
 const drainLimit = 5 * time.Second
 
 // connection is one keep-alive connection.
@@ -184,7 +183,7 @@ func (g *generator) loop(total int) error {
 	return nil
 }
 
-// giveUp counts what has no answer yet.
+// giveUp counts the requests that have no answer yet.
 func (g *generator) giveUp(now time.Duration) {
 	for _, c := range g.conns {
 		if c.busy {
@@ -215,7 +214,7 @@ func (g *generator) send() error {
 	return nil
 }
 
-// receive reads what is there and ends the request when its answer is complete.
+// receive reads the received bytes and ends the request when its answer is complete.
 func (g *generator) receive(c *connection) error {
 	var buffer [4096]byte
 	n, err := unix.Read(c.fd, buffer[:])

@@ -83,7 +83,8 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestOverload: what has no answer at the end counts with its time, and is an error only where nobody expects it.
+// TestOverload: requests without an answer at the end count with their time, and are an error only where overload
+// is not expected.
 func TestOverload(t *testing.T) {
 	o := Options{Target: serve(t, 1, time.Second), Rate: 100, Connections: 1, Duration: 200 * time.Millisecond, Drain: 100 * time.Millisecond}
 	if _, err := Run(o); err == nil {

@@ -7,12 +7,12 @@ import (
 	"os"
 )
 
-// command is the hidden first argument that makes a benchmark the load generator: a process of its
-// own, because its namespace is.
+// command is the hidden first argument that makes a benchmark the load generator. That is a process of its
+// own, because it has a network namespace of its own.
 const command = "load-generator"
 
-// Start makes a process of this program the load generator, and returns what came of it. run runs a program to
-// its end where the load is to come from, and returns its standard output. Main is the other side.
+// Start makes a process of this program the load generator, and returns its result. run runs a program to its
+// end in the place that the load is to come from, and returns its standard output. Main is the other side.
 func Start(run func(program string, args ...string) (string, error), o Options) (*Result, error) {
 	self, err := os.Executable()
 	if err != nil {

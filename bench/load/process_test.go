@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestStartAndMain: what one side says the other understands, without a second process.
+// TestStartAndMain: each side understands the other's text, without a second process.
 func TestStartAndMain(t *testing.T) {
 	target := serve(t, 0, 0)
 	r, err := Start(func(program string, arguments ...string) (string, error) {

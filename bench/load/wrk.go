@@ -12,7 +12,8 @@ var (
 	wrkStatuses = regexp.MustCompile(`Non-2xx or 3xx responses: (\d+)`)
 )
 
-// ParseWrk reads the report of wrk (https://github.com/wg/wrk): requests per second, and how many failed.
+// ParseWrk reads the report of wrk (https://github.com/wg/wrk): requests per second, and the number that
+// failed.
 func ParseWrk(out string) (rate float64, errors int, err error) {
 	m := wrkRate.FindStringSubmatch(out)
 	if m == nil {

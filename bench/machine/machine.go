@@ -1,4 +1,4 @@
-// Package machine tells where and with what a benchmark ran: what a reader needs to judge its
+// Package machine describes the machine of a benchmark: the facts that a reader needs to judge its
 // figures.
 package machine
 
@@ -24,7 +24,7 @@ type Machine struct {
 	MemoryGB float64 `json:"memory_gb"`
 	Go       string  `json:"go"`
 	Commit   string  `json:"commit"` // of this repository; "+changes" when files differ from it
-	// Mitigations are the CPU's known faults with what the kernel does about each, "spectre_v2:
+	// Mitigations are the CPU's known faults with the kernel's answer to each, "spectre_v2:
 	// Mitigation: Retpolines; ...", without the faults that it does not have. With some a return costs
 	// several times as much, and a BPF program makes one for every helper.
 	Mitigations []string `json:"mitigations,omitempty"`
@@ -79,7 +79,7 @@ func (m Machine) ReportName(dir, prefix string) string {
 	return name
 }
 
-// Command is how to run the benchmark in this folder of the repository again.
+// Command is the command line that runs the benchmark in this folder of the repository again.
 func Command(folder string) string {
 	return strings.TrimSpace("go run -exec sudo ./" + folder + " " + strings.Join(os.Args[1:], " "))
 }

@@ -61,12 +61,12 @@ type trial struct {
 	*lab.Mesh
 	folder   string
 	children []*lab.Process // of the machines
-	shunts   []*lab.Process // those of them that leave something where they do not end by themselves
+	shunts   []*lab.Process // the shunts among them, which leave remains if they do not end by themselves
 }
 
 // newTrial builds the network, and starts servers and balancers.
 func newTrial(ctx context.Context, o options, folder string, a arm) (t *trial, err error) {
-	const id = "benchmesh" // one, so that what a killed run left behind is found
+	const id = "benchmesh" // one id, so that a run finds the remains of one that was killed
 	if err := lab.Sweep(id); err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ listen web
 	return err
 }
 
-// close ends everything. What a shunt that had to be killed has left is removed.
+// close ends all processes, and removes the remains of a shunt that had to be killed.
 func (t *trial) close(ctx context.Context) error {
 	var errs []error
 	for _, p := range t.children {

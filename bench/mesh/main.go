@@ -9,9 +9,9 @@
 //	                              └─ m3
 //
 // Figures: keep-alive requests per second, as fast as it goes (wrk), and the latency of answers at a fixed rate
-// (package load, which does not omit what waits). Arms are interleaved: every round measures each once, and each
-// starts from nothing. Ratios are of the measurements of one round. The report has medians with the smallest and
-// the largest, the machine and the exact command.
+// (package load, which counts waiting times, too). Arms are interleaved: every round measures each once, and
+// each starts from nothing. Ratios are of the measurements of one round. The report has medians with the
+// smallest and the largest, the machine and the exact command.
 //
 // Needs root, and nginx, wrk and HAProxy from Debian. Only ratios of one run mean anything: machines differ
 // and are noisy, and here all hosts share one's processors.
@@ -132,7 +132,8 @@ func run(ctx context.Context, o options) error {
 	}
 	r := report{Machine: where, Programs: bed.Versions(ctx, programs), Command: machine.Command("bench/mesh"), options: o}
 	for round := 1; round <= o.rounds; round++ {
-		// The first of one round is the last of the next: whatever goes slower with time meets all.
+		// The first arm of one round is the last of the next, so a machine that slows down with time slows all
+		// arms.
 		for i := range arms {
 			a := arms[(i+round-1)%len(arms)]
 			s, err := measure(ctx, o, folder, a)

@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// wrkThreads is how many threads wrk has.
+// wrkThreads is the number of wrk's threads.
 const wrkThreads = 2
 
 // sample is one arm's result in one round.
@@ -39,7 +39,7 @@ func (s sample) String() string {
 	return text
 }
 
-// measure puts an arm in place, takes its figures, and takes it away.
+// measure puts an arm in place, takes its figures, and removes it.
 func measure(ctx context.Context, o options, folder string, a arm) (s sample, err error) {
 	t, err := newTrial(ctx, o, folder, a)
 	if err != nil {

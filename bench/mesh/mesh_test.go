@@ -23,7 +23,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestReport shows that a ratio is of one round: that of the medians would be 1.
+// TestReport shows that a ratio is of one round: the ratio of the medians would be 1.
 func TestReport(t *testing.T) {
 	r := report{Command: "mesh", options: options{rounds: 2, rates: []int{7}}}
 	add := func(arm string, round int, keepalive float64) {

@@ -29,7 +29,7 @@ type column struct {
 	value        func(s sample) float64
 }
 
-// columns are those with a ratio.
+// columns are the columns that have a ratio.
 func (o options) columns() []column {
 	all := []column{{"requests/s", "%.0f", func(s sample) float64 { return s.Keepalive }}}
 	for i, rate := range o.rates {
@@ -114,7 +114,7 @@ func head(w io.Writer, columns []column) {
 	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---:|", len(columns)))
 }
 
-// ratios are those of one round's measurements.
+// ratios writes the ratios of one round's measurements.
 func (r report) ratios(w io.Writer) {
 	columns := r.options.columns()
 	fmt.Fprintln(w, "\nshunt, as a multiple of the other in the same round:")

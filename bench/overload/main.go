@@ -1,5 +1,5 @@
-// Overload shows how long datagrams wait for a program that is offered more than it can work off: with the
-// kernel's socket, and with the UDP path's rings for three bounds of the delay:
+// Overload shows how long datagrams wait for a program that gets more than it can work off: with the kernel's
+// socket, and with the UDP path's rings for three bounds of the delay:
 //
 //	go run -exec sudo ./bench/overload            writes a plot and a page to bench/results
 //	go run -exec sudo ./bench/overload --quick    one short round, to standard output alone

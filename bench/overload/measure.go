@@ -123,7 +123,7 @@ func (b *bed) measure(ctx context.Context, name string, load float64, each time.
 	if err != nil {
 		return r, err
 	}
-	defer conn.Close() //nolint:errcheck // it has sent what it had to
+	defer conn.Close() //nolint:errcheck // the end of the load; all is sent
 	take, end, err := b.receiver(ctx, name, index)
 	if err != nil {
 		return r, err
@@ -155,7 +155,7 @@ func (b *bed) measure(ctx context.Context, name string, load float64, each time.
 	return r, nil
 }
 
-// send sends at a rate until a time, on a thread of its own, and returns how many went.
+// send sends at a rate until a time, on a thread of its own, and returns the number of datagrams.
 func (b *bed) send(conn net.Conn, rate float64, until time.Time) (sent int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -172,7 +172,8 @@ func (b *bed) send(conn net.Conn, rate float64, until time.Time) (sent int) {
 	return sent
 }
 
-// receiver is one of receivers, and how it ends: with the number of datagrams that nobody counted.
+// receiver returns one of receivers, and its end, which returns the number of datagrams that nobody
+// counted.
 func (b *bed) receiver(ctx context.Context, name string, index int) (taker, func() (int64, error), error) {
 	if name == kernel {
 		conn, err := b.server.ListenPacket("udp", address(index).String())

@@ -11,10 +11,10 @@ import (
 	"github.com/shunt-lb/shunt/bench/bed"
 )
 
-// addCard puts a tap in the place of one of the balancer's interfaces, with its MAC, with addresses, and
-// with neighbours that it is told of. A tap sends back by XDP_TX, as a network card does, where a veth
-// has to redirect, which costs a helper call (redirect_back in bpf/lb/config.h). Nobody is behind
-// it: nothing leaves in a test run.
+// addCard puts a tap in the place of one of the balancer's interfaces, with its MAC, addresses and
+// neighbours. A tap sends back by XDP_TX, as a network card does, where a veth has to redirect, which
+// costs a helper call (redirect_back in bpf/lb/config.h). No host is behind it: nothing leaves in a test
+// run.
 func addCard(b *bed.Bed, name string, addresses []netip.Prefix, mac net.HardwareAddr, neighbours []netip.Addr) (remove func() error, err error) {
 	host := b.Host(bed.Balancer)
 	before, err := host.Netlink().LinkByName(name)

@@ -31,8 +31,8 @@ const (
 	mainTraffic    = tcp4
 )
 
-// The aims: net cost over the whole cost of the front with the stub that encapsulates; how
-// far the least and the most flows may differ; and the others over the main one.
+// The aims: net cost over the whole cost of the front with the stub that encapsulates; the largest
+// difference between the least and the most flows; and the others over the main one.
 const (
 	aimRatio  = 0.65
 	aimSpread = 0.15
@@ -50,7 +50,7 @@ type directFigures struct {
 	FrontPush  float64 `json:"front_push_ns"`
 	FrontShunt float64 `json:"front_shunt_ns"`
 	Net        float64 `json:"net_ns"`           // above the stub that encapsulates; of dsr-l2, above the one that drops
-	NetRatio   ratio   `json:"net_ratio"`        // of each round by itself
+	NetRatio   ratio   `json:"net_ratio"`        // of each round separately
 	OfMinima   float64 `json:"net_ratio_minima"` // of the figures above
 	Katran     *peer   `json:"katran,omitempty"` // with --katran
 	Program    string  `json:"program"`
@@ -203,7 +203,7 @@ func (s *directSubject) measure(o options, frames []packetBytes, k *katran, f *d
 	return s.checkReasons(before, len(frames))
 }
 
-// printDirect prints the table and how it stands to the aims.
+// printDirect prints the table, and compares it with the aims.
 func printDirect(o options, all []directFigures) {
 	order := "random order"
 	if o.ordered {
@@ -248,7 +248,7 @@ func verdict(good bool) string {
 
 // judge compares rows with the aims, by the medians of ratios: rows are measured at different
 // times, and front + push is the measure of how fast the machine was. Rows that were not
-// measured are not spoken of.
+// measured are left out.
 func judge(all []directFigures) string {
 	var text strings.Builder
 	least, most := math.Inf(1), 0.0

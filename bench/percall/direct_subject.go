@@ -48,8 +48,8 @@ var (
 	tunnelSizes6 = map[string]int{"dsr-l2": 0, "dsr-ipip": 40, "dsr-gue": 52}
 )
 
-// directSubject is a running shunt with one direct-return service, on the one interface
-// that leads to its backends. Clients are thought to be behind the same interface.
+// directSubject is a running shunt with one direct-return service, on the one interface that leads
+// to its backends. Clients are assumed to be behind the same interface.
 type directSubject struct {
 	subject
 	forwarding string
@@ -216,8 +216,8 @@ func (s *directSubject) frame(clients netip.Prefix, kind traffic, i uint32) ([]b
 	return frame, err
 }
 
-// checkOutput sends one packet and looks at what comes out: a program that does something
-// else would be measured for nothing. Byte by byte it is the packet tests' business.
+// checkOutput sends one packet and checks the program's output: a program that does something else
+// would be measured for nothing. The packet tests compare every byte.
 func (s *directSubject) checkOutput(by side, frame packetBytes, kind traffic) error {
 	out, err := by.send(frame[:])
 	if err != nil {
@@ -271,8 +271,8 @@ func (s *directSubject) setSlots(state string) error {
 	return nil
 }
 
-// rememberLimit is how long it may take until all flows are remembered: the budget of new
-// entries a second lets a million pass in some ten seconds.
+// rememberLimit bounds the time until all flows are remembered: the budget of new entries a second
+// lets a million pass in some ten seconds.
 const rememberLimit = time.Minute
 
 // rememberAll sends packets of all flows until a whole pass finds every flow remembered.
@@ -298,7 +298,7 @@ func (s *directSubject) rememberAll(b *bench) error {
 
 const notRemembered = "not_remembered"
 
-// reasons is how many packets had each reason so far.
+// reasons is the number of packets that each reason has counted so far.
 func (s *directSubject) reasons() (map[string]uint64, error) {
 	counters, err := s.view.Counters()
 	if err != nil {

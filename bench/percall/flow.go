@@ -37,7 +37,7 @@ func verdictName(v uint32) string {
 	return fmt.Sprintf("verdict %d", v)
 }
 
-// side is one interface of the balancer: what arrives there is run by program.
+// side is one interface of the balancer: program runs on the frames that arrive there.
 type side struct {
 	program *ebpf.Program
 	ifindex uint32
@@ -50,7 +50,7 @@ type xdpMD struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// options say what a test run gets: a frame that arrived on this side.
+// options describe a test run on a frame that arrived on this side.
 func (s side) options(frame []byte, repeat int) *ebpf.RunOptions {
 	return &ebpf.RunOptions{
 		Data: frame, Repeat: uint32(repeat),
@@ -58,7 +58,7 @@ func (s side) options(frame []byte, repeat int) *ebpf.RunOptions {
 	}
 }
 
-// send runs the side's program on one frame and returns what it would transmit.
+// send runs the side's program on one frame and returns the frame that it would transmit.
 func (s side) send(frame []byte) ([]byte, error) {
 	o := s.options(frame, 1)
 	o.DataOut = make([]byte, 256)

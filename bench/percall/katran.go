@@ -23,7 +23,7 @@ import (
 // checkout, with the same service and backends as shunt, and no daemon. It remembers the backend of each
 // flow in a table per CPU, and its program finds the flow there.
 //
-// Left away beside its daemon: a table by Maglev. Each slot has a backend by chance, in proportion to
+// Left out, like its daemon: a table by Maglev. Each slot has a backend by chance, in proportion to
 // the weights, because a packet's cost does not depend on the order of the slots.
 type katran struct {
 	programs *ebpf.Collection
@@ -77,7 +77,7 @@ func (k *katran) load(o options, next net.HardwareAddr) error {
 	}
 	defer os.RemoveAll(dir)
 	object := filepath.Join(dir, "balancer.o")
-	// With __x86_64__, the C library's headers do not ask for those of 32 bits.
+	// With __x86_64__, the C library's headers do not include the headers for 32 bits.
 	clang := exec.Command("clang-19", "-O2", "-g", "-target", "bpf", "-D__KERNEL__", "-D__x86_64__", "-w", "-I.", "-I/usr/include/x86_64-linux-gnu",
 		"-c", "katran/lib/bpf/balancer.bpf.c", "-o", object)
 	clang.Dir = o.katran

@@ -1,26 +1,25 @@
-// Percall measures what shunt's XDP program costs per packet of an established flow, in
-// nanoseconds on one CPU, without the network around it:
+// Percall measures the cost of shunt's XDP program per packet of an established flow, in nanoseconds on one
+// CPU, without the network around it:
 //
 //	go run -exec sudo ./bench/percall                                  NAT; starts shunt run in a namespace
 //	go run -exec sudo ./bench/percall --link PIN --reverse-link PIN    NAT; takes a running instance's programs
 //	go run -exec sudo ./bench/percall --direct                         direct return; starts shunt run
 //	go run -exec sudo ./bench/percall --direct --katran DIR            with katran beside it, from a checkout
 //
-// The program and its maps are the ones that shunt run has loaded, never a bench build.
-// Flows of NAT are made as real ones are: SYN, answer, ACK, each a run of the program. Those
-// of direct return need nothing; their slots are settled, as they are unless the table has
-// just changed, and for comparison also put into other states by writing sh_slots. Then the
-// kernel runs it in a loop (BPF_PROG_TEST_RUN with repeat) behind sh_front, which restores
-// a prepared packet of the next flow before each run (see bench/bpf/front.bpf.c), and the
-// same front is run with stubs. Candidates are interleaved, and the difference to a stub is
-// the program's net cost. What the kernel does after the verdict (redirecting, transmitting) is
-// in none of the figures.
+// The program and its maps are the ones that shunt run has loaded, never a bench build. Flows of NAT are made
+// as real ones are: SYN, answer, ACK, each a run of the program. Those of direct return need nothing; their
+// slots are settled, as they are unless the table has just changed, and for comparison also put into other
+// states by writing sh_slots. Then the kernel runs the program in a loop (BPF_PROG_TEST_RUN with repeat)
+// behind sh_front, which restores a prepared packet of the next flow before each run (see
+// bench/bpf/front.bpf.c), and the same front is run with stubs. Candidates are interleaved, and the difference
+// to a stub is the program's net cost. The kernel's work after the verdict (redirecting, transmitting) is in
+// none of the figures.
 //
-// How to read them: nanoseconds are minima of all rounds, good for an idea of the size. To judge
-// and to compare, take the ratio: net cost over front + push, computed within each round, the
-// median of all rounds with its quartiles. A machine that changes its speed changes both alike.
-// Where the quartiles lie far apart, take more --rounds; short ones (--repeat 100000) are better
-// than long ones. Builds are compared by --shunt, run after run in turn.
+// How to read them: nanoseconds are minima of all rounds, and give an idea of the size. To judge and to
+// compare, take the ratio: net cost over front + push, computed within each round, as the median of all rounds
+// with its quartiles. A machine that changes its speed changes both alike. If the quartiles lie far apart,
+// take more --rounds; short ones (--repeat 100000) are better than long ones. To compare builds, give them by
+// --shunt, run after run in turn.
 package main
 
 import (
@@ -215,7 +214,7 @@ func run(o options) error {
 	return nil
 }
 
-// printHead says what the table is of, and where and how it was made.
+// printHead writes the title of the table, the machine, and the command that made it.
 func printHead(what string) error {
 	m, err := machine.Describe()
 	if err != nil {

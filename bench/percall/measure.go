@@ -21,8 +21,8 @@ type bench struct {
 	side  side
 }
 
-// newBench loads the front for packets that arrive on one side. Entries is how much room the table
-// of sh_stub_find has; fill puts something in.
+// newBench loads the front for packets that arrive on one side. Entries is the capacity of the
+// table of sh_stub_find; fill puts entries in.
 func newBench(s side, packets []packetBytes, entries uint32) (*bench, error) {
 	spec, err := loadFront()
 	if err != nil {
@@ -179,8 +179,8 @@ func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
 	}
 }
 
-// measure takes all figures, candidates interleaved. Keys are those of all entries that the flows
-// have, in the order in which they were made.
+// measure takes all figures, candidates interleaved. Keys are the keys of all entries of the flows,
+// in the order in which they were made.
 func (s *subject) measure(o options, forward, reverse []packetBytes, keys []entryKey, f *figures) error {
 	table, err := mapOf(s.clients.program, "sh_flows")
 	if err != nil {
@@ -233,8 +233,8 @@ type costs []float64
 
 func (c costs) least() float64 { return slices.Min(c) }
 
-// ratio is how a net cost compares with another cost: the median of all rounds, and the
-// quartiles, which say how far to trust it.
+// ratio compares a net cost with another cost: the median of all rounds, and the quartiles, which
+// say how far to trust it.
 type ratio struct {
 	Lower  float64 `json:"lower_quartile"`
 	Median float64 `json:"median"`
@@ -243,10 +243,10 @@ type ratio struct {
 
 func (r ratio) String() string { return fmt.Sprintf("%.2f (%.2f–%.2f)", r.Median, r.Lower, r.Upper) }
 
-// ratioOf compares what a candidate costs above a stub with a unit, in each round by itself.
-// Machines change their speed within seconds (clock rates, neighbours, other work): the
-// minimum of one candidate may be of a fast second and that of another of a slow one, while
-// candidates of one round meet nearly the same.
+// ratioOf divides the cost of a candidate above a stub by that of a unit, in each round separately.
+// Machines change their speed within seconds (clock rates, neighbours, other work): the minimum of
+// one candidate may be of a fast second and that of another of a slow one, while candidates of one
+// round meet nearly the same speed.
 func ratioOf(candidate, stub, unit costs) ratio {
 	all := make([]float64, len(candidate))
 	for i := range all {
@@ -255,7 +255,7 @@ func ratioOf(candidate, stub, unit costs) ratio {
 	return quartiles(all)
 }
 
-// netRatio compares what two candidates cost above the same stub, in each round by itself.
+// netRatio divides the costs of two candidates above the same stub, in each round separately.
 func netRatio(candidate, other, stub costs) ratio {
 	all := make([]float64, len(candidate))
 	for i := range all {
@@ -276,7 +276,7 @@ func quartiles(all []float64) ratio {
 	return ratio{at(0.25), at(0.5), at(0.75)}
 }
 
-// candidate is a program behind a front, and where its costs go.
+// candidate is a program behind a front, and the place for its costs.
 type candidate struct {
 	name    string
 	front   *bench

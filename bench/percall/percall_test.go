@@ -166,7 +166,7 @@ func TestKatranStructs(t *testing.T) {
 	}
 }
 
-// TestKatranIsMissing shows what a directory without katran's source is told.
+// TestKatranIsMissing checks the error for a directory without katran's source.
 func TestKatranIsMissing(t *testing.T) {
 	if _, err := exec.LookPath("clang-19"); err != nil {
 		t.Skip("needs clang-19, which compiles katran")
@@ -177,7 +177,7 @@ func TestKatranIsMissing(t *testing.T) {
 	}
 }
 
-// TestJudgeNAT: one row at its aims, one above them, and one that has none.
+// TestJudgeNAT gives one row at its aims, one above them, and one that has none.
 func TestJudgeNAT(t *testing.T) {
 	got := judgeNAT([]figures{
 		{Flows: 1, ForwardRatio: ratio{Median: 1.5}, ReverseRatio: ratio{Median: 1.5}},

@@ -29,7 +29,7 @@ type subject struct {
 	closers          []func() error           // last first
 }
 
-// serverPort is where the backends of our own configuration listen; nobody does.
+// serverPort is the port of the backends in our own configuration; no process listens there.
 const serverPort = 8080
 
 // findSubject takes the running instance that was named, or starts one of its own.
@@ -159,12 +159,12 @@ func shuntBinary(o options, dir string) (string, error) {
 	return binary, nil
 }
 
-// exampleFlows is how many flows fit the README's example: two backends, and the ports of
+// exampleFlows is the number of flows that fit the README's example: two backends, and the ports of
 // one source address.
 const exampleFlows = 1 << 15
 
-// restOfConfig follows the measured service: with features, services for which the programs
-// have all that they can have (a backend that is the balancer itself, clients that keep their
+// restOfConfig is the configuration after the measured service: with features, services that switch
+// on all features of the programs (a backend that is the balancer itself, clients that keep their
 // backends, bounds of segments and of new flows, lists of sources, fragments by their addresses), and
 // the socket. says is its name in the report.
 func restOfConfig(dir string, features bool) (text, says string) {
@@ -178,9 +178,8 @@ func restOfConfig(dir string, features bool) (text, says string) {
 	return text + fmt.Sprintf("api: {socket: %s}\n", filepath.Join(dir, "shunt.sock")), says
 }
 
-// writeConfig writes the README's example, adapted to our interfaces, and for more flows
-// than one source address has ports for, with more source addresses. It returns what the
-// report says of it.
+// writeConfig writes the README's example, adapted to our interfaces, and with more source addresses
+// for more flows than one has ports for. It returns the configuration's description for the report.
 func writeConfig(b *bed.Bed, dir string, flows uint32, features bool) (string, error) {
 	text := fmt.Sprintf(`interfaces:
   - name: %s
@@ -213,7 +212,7 @@ services:
 	return what, os.WriteFile(filepath.Join(dir, "shunt.yaml"), []byte(text), 0o600)
 }
 
-// startLimit is how long shunt run may take until it forwards.
+// startLimit bounds the time until shunt run forwards.
 const startLimit = 15 * time.Second
 
 // attached waits until the interface has the program that its services need, and takes it.

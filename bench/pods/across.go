@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is where the other host's pod serves: a steer is for a port.
+// port is the port of the other host's pod: a steer is for a port.
 const port = 8080
 
 // pair is two hosts with a pod each, and the watches of all ways.
@@ -115,7 +115,7 @@ func (p *pair) way(name string, opts watch.Options, on ...*bed.Bed) (compare.Way
 	return compare.Way{Name: name, Enter: each((*watch.Watch).Resume), Leave: each((*watch.Watch).Suspend)}, nil
 }
 
-// used fails if a way was none: its rows would be those of the plain path.
+// used fails if a way took no packets: its rows would be those of the plain path.
 func (p *pair) used() error {
 	var errs []error
 	for i, w := range p.open {

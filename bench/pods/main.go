@@ -1,5 +1,5 @@
-// Command pods compares the ways from one pod to another on one host. Rounds are interleaved, and ratios are those of each
-// round's measurements to the first way's:
+// Command pods compares the ways from one pod to another on one host. Rounds are interleaved, and ratios compare each
+// round's measurements with the first way's:
 //
 //	plain           routed veths, with rules as kube-proxy and Calico write them
 //	no-rules        the same without rules

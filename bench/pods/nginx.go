@@ -94,7 +94,7 @@ func (n *nginxPair) close() (err error) {
 	return err
 }
 
-// measure is how many requests a second the pair answers.
+// measure is the number of requests a second that the pair answers.
 func (n *nginxPair) measure(duration time.Duration) (float64, error) {
 	seconds := max(1, int(duration.Seconds()))
 	out, err := n.within("wrk", "-t1", fmt.Sprintf("-c%d", wrkConnections), fmt.Sprintf("-d%ds", seconds), "http://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port))+"/").CombinedOutput()

@@ -11,7 +11,7 @@ type figures struct {
 	average                    kinds
 }
 
-// kinds says which entries are remembered, in numbers of entries.
+// kinds has the numbers of remembered entries by kind.
 type kinds struct {
 	agreeing, differing, elsewhere, over, overOpen float64
 }

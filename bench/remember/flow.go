@@ -10,15 +10,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// lengthClass is a share of the new flows, and how long they last on average. Lengths
-// within a class are exponentially distributed.
+// lengthClass is a share of the new flows, and their average length. Lengths within a class are
+// exponentially distributed.
 type lengthClass struct {
 	share float64
 	mean  time.Duration
 }
 
-// lengths is the mixture of the flows' lengths, made for this measurement: a long tail is
-// what is hard here, and two thirds of the flows alive at a moment are of the last class.
+// lengths is the mixture of the flows' lengths, made for this measurement: a long tail is the hard
+// case here, and two thirds of the flows alive at a moment are of the last class.
 var lengths = []lengthClass{{0.90, 10 * time.Second}, {0.09, 5 * time.Minute}, {0.01, 2 * time.Hour}}
 
 // When flows send.

@@ -37,7 +37,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// backendCount is how many backends the service has at any time.
+// backendCount is the number of backends of the service at any time.
 const backendCount = 20
 
 // quickFlows is --flows with --quick: it takes under a minute.
@@ -63,7 +63,7 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&o.changes, "changes", backendCount, "backends replaced, one after the other")
 	flags.DurationVar(&o.interval, "interval", 20*time.Minute, "simulated time between two replacements, and how long a draining backend stays")
 	flags.DurationVar(&o.settle, "settle", 15*time.Minute, "timeouts.settle")
-	// One more backend than there are at other times is in the table while one drains.
+	// While one drains, the table has one more backend than at other times.
 	size := flags.Uint("table-size", uint(maglev.SizeFor(backendCount+1)), "slots of the service's table")
 	flags.Uint64Var(&o.seed, "seed", 1, "of the flows' lengths and times")
 	quick := flags.Bool("quick", false, fmt.Sprintf("%d flows, and no files", quickFlows))

@@ -45,7 +45,7 @@ func replacing(o options) (from, to time.Duration) {
 	return beginning(o, 0), beginning(o, o.changes)
 }
 
-// backends lists those from first on, that is the backends after so many replacements.
+// backends lists the backends from first on, that is, after so many replacements.
 func (m manner) backends(first int) []model.Backend {
 	var list []model.Backend
 	for i := range backendCount {

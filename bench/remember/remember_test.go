@@ -49,7 +49,7 @@ func TestReplacingMovesNoFlow(t *testing.T) {
 	from, to := replacing(r.options)
 	for _, one := range r.results {
 		f := one.figures(from, to)
-		// Who takes over both name and slots at once leaves nothing to remember.
+		// A backend that takes over both name and slots at once leaves nothing to remember.
 		none := one.manner.named && !one.manner.drains
 		if (f.peak.remembered == 0) != none || f.remembered > f.tracked || one.reset == 0 {
 			t.Errorf("%s: at most %d remembered, %.1f on average of %.1f, %d flows reset", one.manner.name,
@@ -94,9 +94,9 @@ func TestWithoutTrackingFlowsMove(t *testing.T) {
 	}
 }
 
-// TestTrackedIsWhatAlwaysHolds holds the number that full tracking is said to need against
-// the table of a service that tracks all flows. Timeouts, and with them the ageing of
-// entries, are right only if both agree.
+// TestTrackedIsWhatAlwaysHolds compares the number that full tracking would need with the table of
+// a service that tracks all flows. Timeouts, and with them the ageing of entries, are right only if
+// both agree.
 func TestTrackedIsWhatAlwaysHolds(t *testing.T) {
 	o := tiny(t, "--changes", "1")
 	o.tracking = model.TrackingAlways

@@ -15,7 +15,7 @@ import (
 // lost is the reason that must not be counted (bpf/core/reasons.h).
 const lost = "not_remembered"
 
-// report is a run's results, and where they were had.
+// report is a run's results, and the machine that gave them.
 type report struct {
 	options
 	results []*result
@@ -68,7 +68,7 @@ func (r report) write(dir string) (path string, err error) {
 
 func percent(part, whole float64) string { return fmt.Sprintf("%.1f %%", 100*part/whole) }
 
-// page writes the report for people. name is that of the plot, if there is one.
+// page writes the report as text. name is the plot's name, if there is a plot.
 func (r report) page(w io.Writer, name string) error {
 	p := printer{w: w}
 	p.line("# Remembered flows against full tracking, %s\n", r.machine.Date)
@@ -107,7 +107,7 @@ func (r report) summary(p *printer) {
 		"or %s after the last packet of a flow that ended without one.\n", halfClosed, timeouts(0).TCPEstablished)
 }
 
-// anatomy says which entries are remembered.
+// anatomy lists the remembered entries by kind.
 func (r report) anatomy(p *printer) {
 	p.line("## Which entries they are\n")
 	p.line("| manner | | in transition, with the current backend | in transition, with another | in other slots, with another | of all: of flows that have ended | of those: without the FIN noted |\n|---|---|---:|---:|---:|---:|---:|")
@@ -135,7 +135,7 @@ func (r report) anatomy(p *printer) {
 		"and afterwards those that began before the change.\n", percent(least, 1))
 }
 
-// method tells a reader how to judge the figures, and how to have them again.
+// method explains to a reader how to judge the figures, and how to repeat them.
 func (r report) method(p *printer) {
 	p.line("## How\n")
 	p.line("The loaded XDP program and the reconciler are those of `shunt run`, in a network namespace of their own, `forwarding: dsr-ipip`, "+

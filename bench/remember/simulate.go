@@ -157,7 +157,7 @@ func (s *simulation) change(c change) error {
 	return nil
 }
 
-// traffic sends what flows send until then.
+// traffic sends the flows' packets until a time.
 func (s *simulation) traffic(until time.Duration) error {
 	kept := s.flows
 	s.flows = make([]*flow, 0, len(kept)+64)
@@ -174,7 +174,7 @@ func (s *simulation) traffic(until time.Duration) error {
 	return nil
 }
 
-// begun starts a flow and lets it go on until then.
+// begun starts a flow and lets it go on until a time.
 func (s *simulation) begun(class int, at, until time.Duration) error {
 	if err := s.start(class, at); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (s *simulation) start(class int, at time.Duration) error {
 	return err
 }
 
-// proceed sends a flow's packets until then, and keeps it in the list while it lives.
+// proceed sends a flow's packets until a time, and keeps it in the list while it lives.
 func (s *simulation) proceed(f *flow, until time.Duration) error {
 	for f.next < until && f.next < f.end {
 		gone, err := s.deliver(f, s.frames.data, f.next)
@@ -266,7 +266,7 @@ func (s *simulation) send(f *flow, p frame) (uint32, error) {
 	return outerDestination(out)
 }
 
-// sample counts what there is now.
+// sample counts the flows and the entries of this moment.
 func (s *simulation) sample(at time.Duration, settling reconcile.Settling) error {
 	recent := func(times []time.Duration, span time.Duration) []time.Duration {
 		return slices.DeleteFunc(times, func(t time.Duration) bool { return t < at-span })

@@ -26,7 +26,7 @@ const (
 // second of real time, in which many simulated ones go by.
 const unbounded = 1 << 30
 
-// walkBatch is how many entries one system call reads.
+// walkBatch is the number of entries that one system call reads.
 const walkBatch = 4096
 
 type (
@@ -100,8 +100,8 @@ func (t *table) prepare() error {
 	if err != nil {
 		return fmt.Errorf("reading sh_settings: %w", err)
 	}
-	// The first timeout is that of established connections, and says what a jiffy is. A tick
-	// is the least power of two of them that lasts a second (bpf/lb/config.h).
+	// The first timeout is that of established connections, and gives the length of a jiffy. A tick
+	// is the least power of two of jiffies that lasts a second (bpf/lb/config.h).
 	rate := int64(binary.NativeEndian.Uint32(settings[jiffies:])) / int64(timeouts(0).TCPEstablished/time.Second)
 	ticks := int64(1)
 	for ticks < rate {
@@ -146,7 +146,7 @@ func offsetOf(m *ebpf.Map, record, member string) (uint32, error) {
 	return 0, errors.New("there is no such member")
 }
 
-// walk reads all entries, and returns how many there are.
+// walk reads all entries, and returns their number.
 func (t *table) walk() (int, error) {
 	var cursor ebpf.MapBatchCursor
 	read := 0
@@ -170,8 +170,8 @@ func (t *table) entryWord(i int) uint64 {
 	return binary.NativeEndian.Uint64(t.entries[i][t.word:])
 }
 
-// age makes all entries as old as they are when this much simulated time has gone by since
-// the table was opened. What has gone by in reality has aged them already.
+// age makes all entries as old as they are when this much simulated time has gone by since the
+// table was opened. The real time since then has aged them already.
 func (t *table) age(simulated time.Duration) error {
 	ticks := int64(simulated/t.tick) - int64(time.Since(t.begun)/t.tick) - t.shifted
 	if ticks <= 0 {

@@ -33,16 +33,16 @@ var (
 	otherMAC   = net.HardwareAddr{2, 0, 0, 0, 0x0a, 2}
 )
 
-// backendAddress is where the i-th backend is, from 0.
+// backendAddress is the address of the i-th backend, from 0.
 func backendAddress(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(10 + i)}) }
 
-// timeouts are those a configuration has that says nothing of them.
+// timeouts are the defaults of a configuration without timeouts.
 func timeouts(settle time.Duration) model.Timeouts {
 	return model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 10 * time.Second,
 		TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: settle}
 }
 
-// halfClosed is how long an entry is kept after the client's FIN (RFC 5382, REQ-5).
+// halfClosed is the time for which an entry is kept after the client's FIN (RFC 5382, REQ-5).
 const halfClosed = 4 * time.Minute
 
 // world is a network namespace with a data plane and its reconciler. It belongs to the
@@ -57,8 +57,8 @@ type world struct {
 	closers    []func() error
 }
 
-// inWorld makes a world, runs do in it and takes it away. It locks the calling goroutine to
-// its thread for good, so it must be the last thing that goroutine does with the network.
+// inWorld makes a world, runs do in it and removes it. It locks the calling goroutine to its thread
+// for good, so it must be the goroutine's last work with the network.
 func inWorld(name string, o options, do func(*world) error) error {
 	runtime.LockOSThread()
 	// Nothing is to be lost for want of room: with these flows' lengths, a table of all of
@@ -135,7 +135,7 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// resolve says how backends are reached, before a slot names them.
+// resolve sets the next hops of backends, before a slot names them.
 func (w *world) resolve(records []reconcile.BackendRecord) {
 	link, err := net.InterfaceByName(iface)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package spread sums up what the rounds of a benchmark have measured.
+// Package spread sums up the measurements of a benchmark's rounds.
 package spread
 
 import (

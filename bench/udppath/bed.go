@@ -45,7 +45,7 @@ var ways = []way{
 	{name: "XDP_DROP, the limit", limit: true},
 }
 
-// Positions in ways of the ones that ratios and aims are about.
+// Positions in ways of the ways that ratios and aims are about.
 const (
 	spinning, batches, polling, spinC, spinGo, firstPeer = 1, 2, 3, 8, 9, 10
 	limitRow                                             = 12
@@ -54,7 +54,7 @@ const (
 // Sizes of the receive ring: libxdp and DPDK have the second one by themselves.
 const echoRing, receiveRing = 256, 2048
 
-// drainFor is how long a subject has for what waits in its ring, after the last frame.
+// drainFor is the time that a subject has for the datagrams in its ring, after the last frame.
 const drainFor = 20 * time.Millisecond
 
 var server = netip.MustParseAddrPort("192.0.2.10:5000")
@@ -108,9 +108,9 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	return b, b.lab.Ready(ctx)
 }
 
-// joined prepares the link for generator and peers. Frames that XDP sends into a veth need its other end to have NAPI, which GRO
-// switches on; a datagram is not merged with others, because no socket asks for that. The client fills in checksums itself: peers
-// answer with what came, and on a veth that would be half a checksum.
+// joined prepares the link for generator and peers. Frames that XDP sends into a veth need its other end to have NAPI,
+// which GRO switches on; a datagram is not merged with others, because no socket asks for that. The client fills in
+// checksums itself: peers answer with the received bytes, and on a veth these would have half a checksum.
 func (b *bed) joined() error {
 	from, to := b.client.Interfaces()[0], b.server.Interfaces()[0]
 	index, err := b.client.InterfaceIndex(from.Name)
@@ -139,10 +139,10 @@ func (b *bed) close() error {
 	return errors.Join(append(errs, os.RemoveAll(b.folder))...)
 }
 
-// apart is whether client and subject have a CPU each.
+// apart reports whether client and subject have a CPU each.
 func (b *bed) apart() bool { return b.cpus[0] >= 0 }
 
-// offer has the broker lend what a way needs, and nothing to others.
+// offer has the broker lend the lease of a way, and nothing to ways without one.
 func (b *bed) offer(w way, t task) error {
 	if !w.lease {
 		return b.broker.Apply(nil)
@@ -154,7 +154,7 @@ func (b *bed) offer(w way, t task) error {
 	return b.broker.Apply([]broker.Offer{{Name: "bench", Interface: "eth0", Addresses: []netip.AddrPort{server}, Mode: xsk.Auto, RingSize: ring, Transmit: t == echoing, Allow: []broker.Rule{{User: &root}}}})
 }
 
-// command is a way's process, and what it writes once it works.
+// command is a way's process, and its output once it works.
 func (b *bed) command(ctx context.Context, w way, t task) (cmd *lab.Command, ready string) {
 	if p, is := peers[w.peer]; is {
 		words := p.command(b, t)
@@ -182,8 +182,8 @@ func (b *bed) start(ctx context.Context, w way, t task) (*lab.Process, error) {
 	}
 }
 
-// queueFor is how long a peer may find the queue taken: the kernel lets go of a socket's some milliseconds after the last turn,
-// and the broker's clients wait for that.
+// queueFor bounds the time that a peer may find the queue taken: the kernel frees a socket's queue some milliseconds
+// after the last turn, and the broker's clients wait for that.
 const queueFor = 5 * time.Second
 
 // try starts a subject once.
@@ -208,7 +208,7 @@ func (b *bed) try(ctx context.Context, w way, t task) (*lab.Process, error) {
 	}
 }
 
-// has is whether this machine can give a way its turn.
+// has reports whether this machine can give a way its turn.
 func (b *bed) has(w way) bool { return b.missing[w.peer] == "" }
 
 // echo is a way's turn to answer.
@@ -258,7 +258,7 @@ func (b *bed) receive(ctx context.Context, w way, frames int) (r rate, err error
 	return rate{Offered: float64(sent) / spent.Seconds(), Taken: float64(n) / spent.Seconds()}, nil
 }
 
-// receiver starts a way; end ends it, and then taken says how many datagrams it received.
+// receiver starts a way; end ends it, and then taken returns the number of datagrams that it received.
 func (b *bed) receiver(ctx context.Context, w way) (taken func() (uint64, error), end func() error, err error) {
 	if w.limit {
 		if err := b.offer(w, receiving); err != nil {

@@ -15,16 +15,16 @@ import (
 
 const (
 	payloadSize = 64
-	// open is how many questions are without an answer at once when answers per second are counted: half a ring.
+	// open is the number of questions without an answer at once when answers per second are counted: half a ring.
 	open = 128
-	// lateAfter is when a question is given up, and asked again.
+	// lateAfter is the time after which a question is given up, and asked again.
 	lateAfter = 100 * time.Millisecond
 	// least answers make a figure; on a machine with much other work they take longer than a turn, up to patience.
 	least    = 20
 	patience = 30 * time.Second
 )
 
-// result is one turn: the round trip, in microseconds, and how much came back.
+// result is one turn: the round trip, in microseconds, and the number of answers.
 type result struct {
 	P50, P99, P999 float64
 	PerSecond      float64
@@ -60,7 +60,7 @@ func (c *client) send() {
 	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(c.socket), uintptr(unsafe.Pointer(&c.buffer[0])), payloadSize)
 }
 
-// take reads an answer, if there is one, and says to which question.
+// take reads an answer, if there is one, and returns the number of its question.
 func (c *client) take() (number uint64, ok bool) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(c.socket), uintptr(unsafe.Pointer(&c.buffer[0])), payloadSize)
 	if errno != 0 || n != payloadSize {
@@ -99,7 +99,7 @@ func (c *client) ask(r *result) {
 	}
 }
 
-// quantile is of the sorted times.
+// quantile returns a quantile of the sorted times.
 func (c *client) quantile(q float64) float64 {
 	if len(c.times) == 0 {
 		return 0
@@ -159,7 +159,7 @@ func onCPU(cpu int, do func() error) error {
 	return errors.Join(do(), unix.SchedSetaffinity(0, &before))
 }
 
-// twoCPUs are the first and the last that this process may use; -1 if there is one.
+// twoCPUs are the first and the last CPU that this process may use; -1 if there is only one.
 func twoCPUs() (two [2]int) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil || set.Count() < 2 {

@@ -16,15 +16,16 @@ import (
 )
 
 const (
-	// liveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h): the kernel makes frames and does with them as the program says.
+	// liveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h): the kernel makes frames and follows the program's
+	// verdicts.
 	liveFrames = 1 << 1
-	// setupTries is how often the generator's setup is measured before a turn.
+	// setupTries is the number of measurements of the generator's setup before a turn.
 	setupTries = 5
 	xdpDrop    = 1 // linux/bpf.h
 )
 
-// generator makes frames on its CPU and sends them over the client's link, as fast as the other end takes them: the kernel's
-// softirq of that end runs on the same CPU.
+// generator makes frames on its CPU and sends them over the client's link, as fast as the other end takes them: the
+// kernel's softirq of that end runs on the same CPU.
 type generator struct {
 	program *ebpf.Program
 	counter *ebpf.Map
@@ -72,7 +73,8 @@ func newGenerator(from, to lab.Interface, ifindex int) (g *generator, err error)
 
 func (g *generator) close() error { return errors.Join(g.program.Close(), g.counter.Close()) }
 
-// send makes n frames, and says how long it took with its setup, and how many there were: the kernel may begin anew.
+// send makes n frames, and returns the time it took with its setup, and the number of frames: the kernel may begin
+// anew.
 func (g *generator) send(n int) (took time.Duration, sent uint64, err error) {
 	before, err := count(g.counter)
 	if err != nil {
@@ -88,7 +90,8 @@ func (g *generator) send(n int) (took time.Duration, sent uint64, err error) {
 	return took, after - before, err
 }
 
-// run makes n frames, and says how many a second there were without the setup of a run, which is measured first.
+// run makes n frames, and returns the time without the setup of a run, which is measured first, and the number of
+// frames.
 func (g *generator) run(n int) (took time.Duration, sent uint64, err error) {
 	var setups []time.Duration
 	for range setupTries {
@@ -111,7 +114,7 @@ func neighbour(client *lab.Host, ifindex int, to lab.Interface) error {
 	})
 }
 
-// dropping attaches a program that drops all and counts it: what no receiver can exceed.
+// dropping attaches a program that drops and counts all frames: the limit of every receiver.
 func dropping(host *lab.Host, ifindex int) (taken func() (uint64, error), err error) {
 	counter, err := newCounter()
 	if err != nil {

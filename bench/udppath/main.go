@@ -58,7 +58,7 @@ func main() {
 	}
 }
 
-// options say how much is measured.
+// options limit the measurements.
 type options struct {
 	rounds int
 	each   time.Duration // of the round trips, and of the answers a second

@@ -25,9 +25,9 @@ const (
 // peer is a receiver of others that this machine may have.
 type peer struct {
 	ready   string         // in its output, once it works
-	taken   *regexp.Regexp // how many datagrams it received, in its output at the end
+	taken   *regexp.Regexp // the number of datagrams that it received, in its output at the end
 	command func(b *bed, t task) []string
-	// find makes what command needs; the error says what this machine lacks.
+	// find makes the files that command needs; the error names the missing files.
 	find func(ctx context.Context, b *bed) error
 }
 
@@ -67,7 +67,7 @@ var peers = map[string]peer{
 // took is the last line of a subject.
 var took = regexp.MustCompile(`took (\d+)\n`)
 
-// findPeers says of each peer why this machine does not have it.
+// findPeers notes for each peer why this machine does not have it.
 func (b *bed) findPeers(ctx context.Context) {
 	b.missing = map[string]string{}
 	for name, p := range peers {
@@ -77,8 +77,8 @@ func (b *bed) findPeers(ctx context.Context) {
 	}
 }
 
-// compile makes a program of c. The folder of the sources is that of the repository, where the command is run. needs are the
-// packages without which it cannot be.
+// compile makes a program of c. The folder of the sources is that of the repository, where the command is run. needs
+// names the packages that the compiler needs.
 func (b *bed) compile(ctx context.Context, name, needs string, libraries ...string) error {
 	source := "bench/udppath/c/" + name + ".c"
 	if _, err := os.Stat(source); err != nil {
@@ -92,7 +92,7 @@ func (b *bed) compile(ctx context.Context, name, needs string, libraries ...stri
 	return nil
 }
 
-// takenOf reads how many datagrams a subject that has ended received.
+// takenOf reads the number of datagrams that a subject has received, after its end.
 func takenOf(p *lab.Process, pattern *regexp.Regexp) (uint64, error) {
 	found := pattern.FindStringSubmatch(p.Log())
 	if found == nil {

@@ -100,7 +100,7 @@ func (r report) receiving(line func(string, ...any)) {
 	line("")
 }
 
-// aims compares with what the UDP path is to reach.
+// aims compares the figures with the aims of the UDP path.
 func (r report) aims(line func(string, ...any)) {
 	line("## Aims\n\n| aim | is | reached |\n|---|---|---|")
 	aim := func(text string, is float64, reached bool) {

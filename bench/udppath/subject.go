@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// subjectVariable makes this binary a subject: way, task, CPU and the broker's socket, as those in C get them (c/subject.c).
+// subjectVariable makes this binary a subject: way, task, CPU and the broker's socket, as the subjects in C get them
+// (c/subject.c).
 const subjectVariable = "SHUNT_BENCH_UDPPATH"
 
 const (
@@ -25,7 +26,7 @@ const (
 	adaptiveFor = 50 * time.Microsecond // ADAPTIVE_US
 )
 
-// subject echoes or receives the datagrams of a lease until SIGTERM, and says how many there were.
+// subject echoes or receives the datagrams of a lease until SIGTERM, and prints their number.
 func subject(text string) error {
 	debug.SetGCPercent(-1) // nothing is allocated for a datagram
 	words := strings.Fields(text)

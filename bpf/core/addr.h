@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Addresses as the maps have them: 16 bytes, whichever the family (types.h). Needs no map, so
- * the balancer's programs and the backend's share it.
+ * Addresses as the maps have them: 16 bytes for either family (types.h). This file needs no map,
+ * so the balancer's programs and the backend's share it.
  */
 #ifndef SHUNT_ADDR_H
 #define SHUNT_ADDR_H

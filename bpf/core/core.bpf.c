@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * No program: what user space must know of bpf/core, which all products share.
+ * No program: the types of bpf/core, which all products share, for user space.
  */
 #include "packet.h"
 #include "stamp.h"

@@ -7,8 +7,8 @@
 
 #include "packet.h"
 
-/* Whether the frame has so many bytes. Only a multi-buffer frame has more than its linear
- * part, and only for one that says so is the helper worth its call. */
+/* Whether the frame has this many bytes. Only a multi-buffer frame has more than its linear
+ * part, and only for such a frame is the helper worth its call. */
 static __always_inline int frame_holds(struct frame_ctx *ctx, struct packet *p, __u32 size)
 {
 	if (size > p->frame_size)

@@ -5,7 +5,7 @@
  *   parse → address → flow → (service → new flow) → rewrite → send
  *
  * Every stage returns an enum verdict. VERDICT_NEXT hands on; every other value is the
- * end of the run, and whoever returns it has set packet->reason (or sends the packet).
+ * end of the run, and the stage that returns it has set packet->reason (or sends the packet).
  */
 #ifndef SHUNT_PACKET_H
 #define SHUNT_PACKET_H
@@ -28,8 +28,8 @@
 
 /*
  * A function that the verifier checks once, for any arguments that its types allow, and not
- * again on each path to a call of it: so paths add up where they would multiply. Its pointers may
- * be null to the verifier, so it begins with a check.
+ * again on each path to a call of it: so paths add up and do not multiply. The verifier thinks that
+ * its pointers may be null, so it begins with a check.
  */
 #define __stage __attribute__((noinline))
 
@@ -40,12 +40,12 @@ enum verdict {
 	VERDICT_ANSWER,    /* to where it came from: the packet in the frame is ours */
 	VERDICT_SEND_BACK, /* out of the interface it is at: XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
-	VERDICT_HOST,      /* up this host's stack, changed; as if come in by packet->egress */
+	VERDICT_HOST,      /* up this host's stack, changed, as if it came in by packet->egress */
 	VERDICT_REFUSE,    /* an ICMP error is due: packet->refusal says which */
-	VERDICT_REJECT,    /* no backend takes it: the stages say what becomes of it */
-	VERDICT_FRAGMENT,  /* of no use to the ordinary stages: fragment.h knows more */
+	VERDICT_REJECT,    /* no backend takes the packet: the stages choose its end */
+	VERDICT_FRAGMENT,  /* a fragment that the ordinary stages cannot judge: fragment.h */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
-	VERDICT_TAGGED,    /* not looked at: the frame has a VLAN tag; without a reason */
+	VERDICT_TAGGED,    /* not parsed: the frame has a VLAN tag; packet->reason is not set */
 	VERDICT_ROUTE,     /* at tc: out of packet->egress, by the kernel's next hop */
 };
 
@@ -109,9 +109,9 @@ static __always_inline enum verdict drop(struct packet *p, enum reason reason)
 }
 
 /*
- * A MAC address as the low 48 bits of a word, by a word and a half: clang moves six octets one
- * by one where it does not know them to be aligned. They need not be where XDP is native, and
- * for maps and frames alike the verifier asks for no more than the machine does.
+ * A MAC address as the low 48 bits of a word, loaded as a word and a half: clang moves six octets
+ * one by one if it does not know that they are aligned. Native XDP needs no alignment, and the
+ * verifier asks for no more than the machine does, for maps and frames alike.
  */
 static __always_inline __u64 mac_load(const __u8 *mac)
 {

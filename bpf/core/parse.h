@@ -2,11 +2,11 @@
 /*
  * From bytes to struct packet. Nothing here writes to the frame. The network layer is
  * parsed first, because whether a damaged transport header is ours to drop depends on
- * the destination: what is for nobody passes untouched, damaged or not.
+ * the destination: a packet for no address of ours passes untouched, damaged or not.
  *
  * All headers must lie in the linear part of a multi-buffer frame. Drivers put at least
  * the first 256 bytes there (Documentation/networking/xdp-rx-metadata and the drivers'
- * header split); what does not is malformed to us.
+ * header split); a header beyond the linear part is malformed to us.
  */
 #ifndef SHUNT_PARSE_H
 #define SHUNT_PARSE_H

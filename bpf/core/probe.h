@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * By which bytes a packet is known as a probe of `shunt diag ping`. They stand behind the first eight
- * bytes of the transport header: of ICMP and ICMPv6 that is the header of an echo message (RFC 792; RFC
- * 4443, 4), of UDP it is the whole header (RFC 768).
+ * The bytes that mark a packet as a probe of `shunt diag ping`. They follow the first eight bytes of
+ * the transport header: with ICMP and ICMPv6 these are the header of an echo message (RFC 792; RFC
+ * 4443, 4), with UDP they are the whole header (RFC 768).
  */
 #ifndef SHUNT_PROBE_H
 #define SHUNT_PROBE_H

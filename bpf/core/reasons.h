@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Why a packet was not simply forwarded. Numbers are given once and never reused. The
+ * The reasons why a packet was not simply forwarded. Numbers are given once and never reused. The
  * word in metrics, events, output and documentation is the name after REASON_, in lower
  * case; docs/reference/reasons.md is generated from this file, each comment with it.
  */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A stamp: the note of a program of shunt's on a probe that it has dealt with. Stamps are written round and round
- * into a ring, with the count of all that there ever were beside it: so a reader needs no wake-up, and
- * knows exactly how many it came too late for. User space makes the ring and reads it
+ * A stamp: the note that one of shunt's programs makes of a probe it has handled. Stamps overwrite each
+ * other round and round in a ring, and a counter beside the ring counts all of them: so a reader needs no
+ * wake-up, and knows exactly how many stamps it has missed. User space makes the ring and reads it
  * (internal/kernel/stamps.go).
  *
- * A reader takes a stamp whose number is the one that it expects before and after it has read the rest. A
+ * A reader accepts a stamp if its number is the expected one before and after it has read the rest. A
  * program sets the number to 0 before it changes the rest, and to the stamp's number after that; both are
- * atomic exchanges, which order what is around them.
+ * atomic exchanges, which order the reads and writes around them.
  */
 #ifndef SHUNT_STAMP_H
 #define SHUNT_STAMP_H
@@ -24,9 +24,9 @@ struct stamp {
 	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* likewise, in the host's byte order */
 	__u64 begin_ns; /* CLOCK_MONOTONIC: the program had the packet */
-	__u64 end_ns; /* the same: it had its verdict */
+	__u64 end_ns; /* the same clock: it had its verdict */
 	struct addr source; /* of the packet as it came */
-	__u32 ifindex; /* by which it came */
+	__u32 ifindex; /* of the interface that it came in by */
 	__u8 verdict; /* enum verdict */
 	__u8 reason; /* enum reason */
 	__u8 is_answer; /* 0: the probe; 1: its answer */

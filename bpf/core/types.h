@@ -16,7 +16,7 @@ struct addr {
 	__be64 low;
 };
 
-/* The tuple of a packet: what tells flows from each other. */
+/* The tuple of a packet, which tells flows from each other. */
 struct flow_key {
 	struct addr source;
 	struct addr destination;
@@ -26,18 +26,18 @@ struct flow_key {
 	__u8 pad[3];
 };
 
-/* How often something happened, and to how many bytes. */
+/* A count of packets, and of their bytes. */
 struct count {
 	__u64 packets;
 	__u64 bytes;
 };
 
-/* Positions in the chain of programs at XDP (lb/chain.h). Programs of others are built with these
+/* Positions in the chain of programs at XDP (lb/chain.h). Other projects build programs with these
  * numbers: they never change. */
 enum chain_position {
-	CHAIN_BEFORE = 0, /* what is attached to the interface; noted here for user space */
+	CHAIN_BEFORE = 0, /* the program attached to the interface; noted here for user space */
 	CHAIN_NEXT = 1, /* sh_xdp, for the program before to call */
-	CHAIN_AFTER = 2, /* gets what sh_xdp passes to the stack */
+	CHAIN_AFTER = 2, /* gets the frames that sh_xdp passes to the stack */
 	CHAIN_COUNT = 3,
 };
 

@@ -2,11 +2,11 @@
 /*
  * A program at tc includes this file, so that every machine makes the same object of the same sources.
  *
- * struct __sk_buff points to two structs, bpf_sock and bpf_flow_keys. In BTF, clang writes of such
- * ones no more than the name, after everything else and in the order of the addresses where it
- * holds them (FixupDerivedTypes in BTFDebug.h of LLVM 19): an order that even the length of the
- * sources' path turns round. A variable that points to one has it written in full, where it
- * belongs, and one name alone has no order.
+ * struct __sk_buff points to two structs, bpf_sock and bpf_flow_keys. Into BTF, clang writes only the
+ * names of such structs, after everything else and in the order of the addresses at which clang
+ * holds them (FixupDerivedTypes in BTFDebug.h of LLVM 19): even the length of the sources' path
+ * can reverse that order. With a variable that points to one of them, clang writes that struct in
+ * full, in its proper place, and the one name that remains has no order.
  */
 #ifndef SHUNT_SK_BUFF_H
 #define SHUNT_SK_BUFF_H
@@ -14,7 +14,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* In a section that no loader reads. */
+/* It is in a section that no loader reads. */
 static struct bpf_sock *const bpf_sock_in_full SEC(".btf_only") __attribute__((used)) = 0;
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The frame at tc: an sk_buff. xdp.h says what each of these does.
+ * The frame at tc: an sk_buff. xdp.h explains each function.
  *
- * The facts that an sk_buff has beyond its bytes have to stay true:
+ * An sk_buff has more than its bytes, and these facts have to stay true:
  *
  *   checksum  the transport's may still be open (CHECKSUM_PARTIAL). The kernel's helper knows,
- *             and updates what is there: nothing has to be found out from the bytes.
- *   segments  a frame may stand for many (up to 64 KB). What fits is asked of one of them, and
+ *             and updates the field: no program has to learn the state from the bytes.
+ *   segments  a frame may stand for many (up to 64 KB). The size of one of them has to fit, and
  *             a tunnel's headers come with the note that each segment needs its own.
  *   VLAN tag  is not in the frame but beside it.
  */
@@ -20,8 +20,8 @@
 
 #define frame_ctx __sk_buff
 
-/* Fixed when the program is loaded: it sees what the host sends, and not what comes to it. Asked for
- * by ctx_is_outbound. */
+/* Fixed when the program is loaded. 1: the program sees the frames that the host sends, and none that
+ * it receives. Read by ctx_is_outbound. */
 volatile const __u8 outbound = 0;
 
 static __always_inline int ctx_is_tc(void)
@@ -107,9 +107,9 @@ static __always_inline int ctx_head_grow(struct frame_ctx *ctx, __u32 size)
 	return bpf_skb_change_head(ctx, size, 0);
 }
 
-/* BPF_F_ADJ_ROOM_FIXED_GSO: segments keep their size, so that what was one datagram stays one,
- * and whether they fit has been asked before. What follows the UDP header is to the kernel an
- * inner link-layer header, copied into each segment (__skb_udp_tunnel_segment). */
+/* BPF_F_ADJ_ROOM_FIXED_GSO: segments keep their size, so that one datagram stays one datagram;
+ * their size has been checked before. The kernel takes the bytes after the UDP header for an inner
+ * link-layer header, and copies them into each segment (__skb_udp_tunnel_segment). */
 static __always_inline int ctx_outer_push(struct frame_ctx *ctx, __u32 size, int is_ip6,
 					  __u32 udp_shim_size)
 {
@@ -126,8 +126,8 @@ static __always_inline int ctx_tail_cut(struct frame_ctx *ctx, __u32 size)
 	return bpf_skb_change_tail(ctx, ctx->len - size, 0);
 }
 
-/* Asked with a length, the kernel compares that with the MTU, else the frame's, whose excess is
- * ours to judge (bpf_skb_fib_lookup in net/core/filter.c). */
+/* The kernel compares the length in the request with the MTU. Without one it takes the frame's, but
+ * a frame that is too long is ours to judge (bpf_skb_fib_lookup in net/core/filter.c). */
 static __always_inline long ctx_route(struct frame_ctx *ctx, struct bpf_fib_lookup *fib)
 {
 	fib->tot_len = 1;

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The frame at XDP. What the stages need of a hook is only here and, by the same names, in
+ * The frame at XDP. The stages know a hook only by the functions here or, with the same names, in
  * skb.h for tc: each program includes one of the two, before all other headers.
  *
- *   struct frame_ctx    what the program gets, with the frame in it
+ *   struct frame_ctx    the program's argument, with the frame in it
  *   ctx_data, ctx_data_end    the part of the frame that a pointer reaches
- *   ctx_size_hint, ctx_size    bytes of the frame: as many at least, and all
- *   ctx_segment_size    bytes of payload in each packet that the frame stands for; 0: it is one
+ *   ctx_size_hint, ctx_size    bytes of the frame: a lower bound, and the exact number
+ *   ctx_segment_size    bytes of payload in each packet that the frame stands for; 0: one packet
  *   ctx_has_tag    whether there is a VLAN tag that is not in the frame
  *   ctx_load, ctx_store    copies from and to any offset of the frame
- *   ctx_head_grow    room for bytes in front of the frame; what is in them is open
- *   ctx_outer_push    room for headers behind the Ethernet header, which is open
- *   ctx_head_cut, ctx_tail_cut    takes off bytes at either end
+ *   ctx_head_grow    room for bytes in front of the frame; their contents are undefined
+ *   ctx_outer_push    room for headers behind the Ethernet header, whose contents are undefined
+ *   ctx_head_cut, ctx_tail_cut    remove bytes at either end
  *   ctx_route    asks the routing table
- *   ctx_csum_replace    updates the transport checksum at offset by what the sums of addresses and
- *                       ports have gained; 1: only the bytes say what state it is in
+ *   ctx_csum_replace    updates the transport checksum at offset by the growth of the sums of
+ *                       addresses and ports; 1: only the bytes tell the checksum's state
  *
  *   ctx_note    a word that the program has put beside the frame, at tc alone
  *   ctx_is_tc    whether the program is at tc
  *   ctx_is_outbound    whether the frame is one that the host sends
- *   ctx_sees_host    whether a program of ours sees what the host sends by the same interface
+ *   ctx_sees_host    whether a program of ours sees frames that the host sends by the same interface
  *
- * All other that return int return 0, or something else where the frame is not so long, or the kernel
- * has no memory. What changes the frame's size makes all pointers into it invalid.
+ * All other functions that return int return 0, or another value if the frame is too short or the
+ * kernel has no memory. A function that changes the frame's size makes all pointers into it invalid.
  */
 #ifndef SHUNT_CTX_XDP_H
 #define SHUNT_CTX_XDP_H
@@ -63,8 +63,8 @@ static __always_inline void *ctx_data_end(const struct frame_ctx *ctx)
 	return (void *)(long)ctx->data_end;
 }
 
-/* Only a multi-buffer frame has more than its linear part, and only for one that is asked for
- * more is the helper worth its call. */
+/* Only a multi-buffer frame has more than its linear part, and the helper is worth its call only
+ * if the caller needs more than that part. */
 static __always_inline __u32 ctx_size_hint(const struct frame_ctx *ctx)
 {
 	return ctx->data_end - ctx->data;

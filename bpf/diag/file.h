@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which file an inode is, and what it is called: the kernel's structs, by name (CO-RE).
+ * The identity and the path of an inode's file, from the kernel's structs, by name (CO-RE).
  */
 #ifndef SHUNT_FILE_H
 #define SHUNT_FILE_H
@@ -49,12 +49,12 @@ struct io_told {
 	__u64 links;
 };
 
-/* A name is told again after so long, because files are renamed. */
+/* A name is told again after this time, because files are renamed. */
 #define TELL_AGAIN_NS (5ULL * 1000 * 1000 * 1000)
 
 /*
  * Files whose names have been told. Key: the file; value: when, and how many names it had then.
- * Programs write and read. Full: the least used is forgotten, and told again. Upgrade: never pinned.
+ * Programs write and read. Full: the least used one goes, and is told again. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -111,7 +111,7 @@ static __always_inline void path_walk(struct io_path *path, struct inode *inode)
 	path->names_size = used;
 }
 
-/* Tells what the file is called, unless that has been done lately. 0: there was no room to tell it. */
+/* Tells the file's path, unless that has been done lately. 0: there was no room for the event. */
 static __always_inline int file_tell(const struct io_file *file, struct inode *inode)
 {
 	struct io_told now = { bpf_ktime_get_ns(), BPF_CORE_READ(inode, i_nlink) };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Which process and which file each IO of a disk is from.
+ * The process and the file of each IO of a disk.
  *
  *   read, from disk ─────────────► bio ─► the reader's row: reads
  *   write past the page cache ───► bio ─► the writer's row: writes
  *   write to the page cache ─► dirty page ─► the writer's row: dirtied
  *                                  │
- *                                  └─► later, a bio of whoever flushes ─► that task's row: flushes
+ *                                  └─► later, a bio of the task that flushes ─► its row: flushes
  *   request that ends ───────────────────► the disk's row
  *
  * The file is the one whose pages the bio carries. A bio past the page cache carries the program's own
@@ -31,7 +31,7 @@ volatile const __u64 iomap_dio_end = 0;
 volatile const __u64 flush_data_end = 0;
 /* 1: writes are counted by size too. */
 volatile const __u32 with_sizes = 0;
-/* Of so many IOs, plus one, one is watched, and stands for all of them. User space sets it: a power of 2, less 1. */
+/* Of sample_mask + 1 IOs one is watched, and stands for all of them. User space sets it: a power of 2, less 1. */
 volatile __u32 sample_mask = 0;
 
 /* enum req_op of linux/blk_types.h, and the flag behind BIO_CLONED; unchanged from 6.1 to 6.18. */
@@ -42,9 +42,9 @@ volatile __u32 sample_mask = 0;
 #define OP_DRIVER 34 /* REQ_OP_DRV_IN: from here on, commands for a driver alone */
 #define BIO_CLONED_BIT (1 << 1)
 
-/* So long after a row has found its file's name told it looks again, because files are deleted and renamed: a quarter of a
- * second to 2.6 s, for kernels have 1000 to 100 jiffies a second. They are a load, where the clock is a call, of
- * some 60 ns in a virtual machine. */
+/* A row looks again this long after it has found its file's name told, because files are deleted and renamed: a
+ * quarter of a second to 2.6 s, for kernels have 1000 to 100 jiffies a second. To read jiffies is a load; to read the
+ * clock is a call of some 60 ns in a virtual machine. */
 #define LOOK_AGAIN_JIFFIES 256
 
 #define PAGE_BYTES_SHIFT 12
@@ -69,7 +69,7 @@ struct folio {
 	unsigned long _flags_1;
 } KERNEL_STRUCT;
 
-/* As it was until 6.5. */
+/* The struct until 6.5. */
 struct folio___order {
 	unsigned char _folio_order;
 } KERNEL_STRUCT;
@@ -129,7 +129,7 @@ struct request {
 	void *end_io;
 } KERNEL_STRUCT;
 
-/* clang writes a type in full only if something else than a map inside a map uses it. */
+/* clang writes a type in full only if something other than a map inside a map uses it. */
 struct {
 	struct io_key key;
 	struct io_count count;
@@ -180,7 +180,7 @@ struct {
 	__type(value, struct io_disk);
 } sh_io_disks SEC(".maps");
 
-/* For how many IOs this one stands; 0: it is not in the sample. */
+/* The number of IOs that this one stands for; 0: it is not in the sample. */
 static __always_inline __u64 io_weight(void)
 {
 	__u32 mask = sample_mask;
@@ -200,7 +200,7 @@ static __always_inline void io_miss(__u32 why, __u64 count, __u64 bytes)
 	__sync_fetch_and_add(&missed->bytes, bytes);
 }
 
-/* Which of the sizes of IO_SIZES_COUNT. */
+/* The index of a size among IO_SIZES_COUNT. */
 static __always_inline __u32 size_of(__u32 bytes)
 {
 	if (bytes <= 4 << 10)
@@ -253,7 +253,7 @@ static __always_inline int is_other(const struct io_file *file)
 /* The inode whose pages the bio carries; NULL: they are no file's. */
 static __always_inline struct inode *bio_cached_inode(int typed, struct bio *bio)
 {
-	/* As a number: to a pointer whose type it knows, 6.1 lets nobody add one that it does not know. */
+	/* As a number: 6.1 lets no program add an unknown number to a pointer whose type it knows. */
 	void *vectors = (void *)word_read(typed, &bio->bi_io_vec);
 	__u64 index = FIELD(typed, bio, bi_iter.bi_idx);
 	struct bio_vec *first = vectors + index * bpf_core_type_size(struct bio_vec);
@@ -375,15 +375,15 @@ static __always_inline int folio_dirtied(int typed, struct folio *folio,
 	return 0;
 }
 
-/* Whether the request goes through its flushes yet. The kernel ends such a request once when its data are
- * written, and once more, without bytes, when all is done. Until then it has that function at its end
+/* Whether the request still goes through its flushes. The kernel ends such a request once when its data are
+ * written, and once more, without bytes, when all is done. Until then mq_flush_data_end_io is its end_io
  * (block/blk-flush.c); the flag that says the same is another bit from 6.11 on, and no type has its name. */
 static __always_inline int is_in_flush(int typed, struct request *rq)
 {
 	return flush_data_end && (__u64)FIELD(typed, rq, end_io) == flush_data_end;
 }
 
-/* Of operations beside reads and writes, the ones that the kernel's account of a disk takes for writes:
+/* Whether the kernel's account of a disk takes an operation that is no read or write for a write:
  * op_stat_group() in linux/blk_types.h. */
 static __always_inline int is_other_write(__u32 op)
 {

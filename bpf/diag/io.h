@@ -9,7 +9,7 @@
 
 enum io_constant {
 	IO_PATH_BYTES =
-		2048, /* of names in struct io_path; what is longer is cut at the root's side */
+		2048, /* of names in struct io_path; a longer path is cut at the root's side */
 	IO_NAME_BYTES = 256, /* NAME_MAX of linux/limits.h is 255, without the zero */
 	IO_PATH_DEPTH = 40, /* folders */
 	IO_ROWS_MAX = 16384, /* processes × files in one interval */
@@ -19,7 +19,7 @@ enum io_constant {
 	IO_SENSOR_PATH = 1, /* event_header.sensor of struct io_path */
 };
 
-/* Why an IO is in no row. */
+/* The reasons why an IO is in no row. */
 enum io_missed {
 	IO_MISSED_ROWS_FULL = 0,
 	IO_MISSED_COUNT = 1,
@@ -39,13 +39,13 @@ struct io_key {
 	__u32 is_kernel; /* 1: a thread of the kernel */
 };
 
-/* Of one process and one file, in one interval. An IO of a sample 1/N counts N times. */
+/* The IO of one process and one file, in one interval. An IO of a sample 1/N counts N times. */
 struct io_count {
 	__u64 reads; /* requests to the block layer (bios) */
 	__u64 read_bytes;
 	__u64 writes; /* without the page cache */
 	__u64 written_bytes;
-	__u64 flushes; /* from the page cache, by this task, whichever process wrote the pages */
+	__u64 flushes; /* from the page cache, by this task, of pages that any process wrote */
 	__u64 flushed_bytes;
 	__u64 dirtied_bytes; /* of the page cache, by this process, to be flushed by any */
 	__u64 cgroup_id;
@@ -63,7 +63,7 @@ struct io_bytes {
 	__u64 bytes;
 };
 
-/* Payload of an event: what a file is called. */
+/* Payload of an event: the path of a file. */
 struct io_path {
 	struct io_file file;
 	__u32 links; /* 0: deleted */
@@ -73,7 +73,7 @@ struct io_path {
 	char names[IO_PATH_BYTES + IO_NAME_BYTES];
 };
 
-/* Requests of a disk that have ended, since the start: those that were seen, for their times. [0]: reads; [1]: writes. */
+/* Requests of a disk that have ended, since the start: only the ones seen, for their times. [0]: reads; [1]: writes. */
 struct io_disk {
 	__u64 requests[2];
 	__u64 bytes[2];

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Programs for tests, and for nothing else: each keeps the probes of one namespace and direction at its tracepoint for
- * a known time. Programs at a tracepoint run in the order in which they were attached, so what is attached after the
- * tool's program adds to the stage that begins with its stamp, and what is before it to the stage that ends with it.
+ * a known time. Programs at a tracepoint run in the order of their attachment, so one that is attached after the
+ * tool's program adds to the stage that begins with the tool's stamp, and one before it to the stage that ends with it.
  */
 #include "ping_probe.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* How long; from which number of a probe on; and whether requests are kept, or answers. */
+/* The time; the number of the first probe that is kept; and whether requests are kept, or answers. */
 volatile const __u64 late_ns = 0;
 volatile const __u64 late_from = 0;
 volatile const __u32 late_requests = 0;
 
-/* A turn of bpf_loop() takes some 20 ns; this many are more than the time that a test asks for. */
+/* A turn of bpf_loop() takes some 20 ns; this many take more than the time of any request. */
 #define TURNS_MAX (1 << 23)
 #define LATE_COUNT 64 /* probes of a test; a power of two */
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Which memory of the kernel is live, and who allocated it. What is the same of a process is in memleak_user.h.
+ * The live memory of the kernel, and the code that allocated it. memleak_user.h does the same for a process.
  *
  *   allocated ─► in the sample? ─► the table: address ─► size, stack, time, cgroup
- *   freed     ─► in the sample? ─► out of the table; not there: older than the start, and nobody's fault
+ *   freed     ─► in the sample? ─► out of the table; not there: older than the start, and no leak
  *
- * An allocation that is still in the table is live. User space reads the table at each interval, and says
- * which are old and become more.
+ * An allocation that is still in the table is live. User space reads the table at each interval, and reports
+ * the allocations that are old and become more.
  *
  * Invariants: an address is always in the sample or never, so a free is left out exactly if its allocation
- * was. What could not be kept or taken out is counted, by what was allocated. An address that is allocated
+ * was. An allocation that could not be kept or taken out is counted, by its kind. An address that is allocated
  * while it is in the table proves that a free was not seen: it is counted, and the new allocation takes the
  * place.
  */
@@ -17,9 +17,9 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Allocations while this process runs are left out: the tool itself. 0: none are. */
+/* Allocations of this process, the tool itself, are left out. 0: none are. */
 volatile const __u32 except_tgid = 0;
-/* Allocations while a task of this cgroup of the second hierarchy runs only; 0: all. */
+/* Only allocations of tasks in this cgroup of the second hierarchy are watched; 0: all. */
 volatile const __u64 only_cgroup = 0;
 /* An address is in the sample if these bits of its hash are 0. User space sets more to sample less. */
 volatile __u32 sample_mask = 0;
@@ -51,8 +51,8 @@ struct {
 } leak_types;
 
 /*
- * Allocations that are live. Key: the address, of pages that of their struct page; value: struct
- * leak_alloc. Programs write and delete, user space reads, and deletes what is not in the sample any more.
+ * Live allocations. Key: the address, for pages that of their struct page; value: struct leak_alloc.
+ * Programs write and delete; user space reads, and deletes entries that are not in the sample any more.
  * Full: the allocation is counted as not kept. The size is set at load, and the memory is taken then, because
  * to allocate here would be an allocation that is watched. Upgrade: never pinned.
  */
@@ -87,8 +87,8 @@ struct {
 } sh_leak_caches SEC(".maps");
 
 /*
- * Counts of events, and of losses. Key: enum leak_kind * LEAK_COUNTS_COUNT + enum leak_count; value: how
- * often. Programs write, user space reads. Never full. Upgrade: never pinned.
+ * Counts of events, and of losses. Key: enum leak_kind * LEAK_COUNTS_COUNT + enum leak_count; value: a
+ * count. Programs write, user space reads. Never full. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -98,7 +98,7 @@ struct {
 } sh_leak_counts SEC(".maps");
 
 /*
- * Frees that were not seen, by who allocated. Key: the stack's key in sh_leak_stacks; value: how often.
+ * Frees that were not seen, by allocating stack. Key: the stack's key in sh_leak_stacks; value: a count.
  * Programs write, user space reads. Full: it is in sh_leak_counts nevertheless. Upgrade: never pinned.
  */
 struct {
@@ -129,7 +129,7 @@ static __always_inline void leak_count(__u32 kind, __u32 what)
 		__sync_fetch_and_add(count, 1);
 }
 
-/* The lowest bits of a product are the lowest of the address, which are alike: those above are taken. */
+/* The lowest bits of a product depend on those of the address, which are alike: the bits above are taken. */
 static __always_inline int is_sampled(__u64 address)
 {
 	return !(((address >> 3) * LEAK_MULTIPLIER >> 20) & sample_mask);
@@ -147,7 +147,7 @@ static __always_inline void unfreed_count(__u32 kind, __s32 stack)
 		bpf_map_update_elem(&sh_leak_unfreed, &stack, &one, BPF_NOEXIST);
 }
 
-/* is_watched is asked first: what it says no to has cost nothing but the question. */
+/* Callers ask is_watched first: an address that it refuses costs nothing more. */
 static __always_inline int is_watched(__u64 address)
 {
 	if (!address || !is_sampled(address))
@@ -157,7 +157,7 @@ static __always_inline int is_watched(__u64 address)
 	return !only_cgroup || bpf_get_current_cgroup_id() == only_cgroup;
 }
 
-/* A stack whose hash another one has finds no room. Its first frames are this program and the tracepoint: with one
+/* A stack finds no room if another stack has its hash. Its first frames are this program and the tracepoint: with one
  * frame less it has another hash. */
 static __always_inline __s32 stack_get(void *ctx)
 {
@@ -208,9 +208,9 @@ static __always_inline int leak_take(__u64 address, __u32 kind)
 
 /*
  * The kernel does not run a program in an interrupt that came into that very program on this CPU, and a softirq
- * that frees what RCU has held back frees hundreds. So a second program is at the same tracepoint: of the
- * two, one at most is interrupted. What the first one has done is no more to do, and that it was not run shows in the
- * address that it left.
+ * that frees memory which RCU has held back frees hundreds. So a second program is at the same tracepoint: of the
+ * two, one at most is interrupted. The second one does nothing if the first one has done the work: the address that
+ * the first one left shows whether it ran.
  */
 static __always_inline int leak_take_first(__u64 address, __u32 kind, __u32 pair)
 {
@@ -426,7 +426,7 @@ int sh_bulk_fn(__u64 *ctx)
 	return bulk_freed(ctx[1], (void *)addresses);
 }
 
-/* mm_page_alloc(page, order, gfp_flags, migratetype). Of tp_btf the verifier lets no program calculate with the
+/* mm_page_alloc(page, order, gfp_flags, migratetype). The verifier lets no program at tp_btf calculate with the
  * address of a page. */
 SEC("raw_tp/mm_page_alloc")
 int sh_page_a_raw(__u64 *ctx)

@@ -39,8 +39,8 @@ enum leak_count {
 		2, /* not in the table: allocated before the start, not watched or not kept */
 	LEAK_FULL = 3, /* allocations that found the table full */
 	LEAK_ALLOCS_BUSY = 4, /* allocations not kept, because the table was in use on this CPU */
-	LEAK_FREES_BUSY = 5, /* frees not carried out, because of the same: they look like leaks */
-	LEAK_UNFREED = 6, /* allocations of what was still in the table: its free was not seen */
+	LEAK_FREES_BUSY = 5, /* frees not carried out, for the same reason: they look like leaks */
+	LEAK_UNFREED = 6, /* allocations of an address still in the table: its free was not seen */
 	LEAK_NO_STACK = 7, /* kept without a stack, because there was no room for it */
 	LEAK_NO_CACHE = 8, /* kept without the name of its cache, for the same reason */
 	LEAK_CAUGHT = 9, /* frees that the first program did not see, and the second one did */
@@ -61,7 +61,7 @@ struct leak_alloc {
 	__u64 bytes;
 	__u64 birth_ns;
 	__u64 cache; /* of LEAK_SLAB: the key of its name; else 0 */
-	__u64 call_site; /* who called the allocator; 0: not known */
+	__u64 call_site; /* address that called the allocator; 0: not known */
 	__u64 cgroup_id; /* of the task that ran, in the second hierarchy */
 	__s32 stack; /* the key of its stack; negative: there is none */
 	__u32 tgid; /* of the task that ran; 0: idle */

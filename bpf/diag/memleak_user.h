@@ -6,8 +6,8 @@
  *   malloc(bytes) ─► the call: thread ─► bytes ─► … ─► its end: address ─► the table, with the stack of the caller
  *   free(address) ─► out of the table
  *
- * Allocators call each other: realloc() may call malloc(), and that mmap(). The outermost call is the one that the
- * process made, so calls from within one that goes on are not told of. They are those with a lower stack pointer.
+ * Allocators call each other: realloc() may call malloc(), and malloc() mmap(). The outermost call is the one that the
+ * process made, so calls from within it are left out. They are the ones with a lower stack pointer.
  *
  * The stack is taken at the end of the call: the instruction and the registers are the caller's then, so that its function
  * is at the top, whether the library was built with frame pointers or not.
@@ -30,7 +30,7 @@ enum leak_register {
 enum leak_op {
 	OP_ALLOCATE = 0, /* the result is the address; 0: there is none */
 	OP_MOVE =
-		1, /* realloc(): the same, and the address that was given is free if the result or the bytes say so */
+		1, /* realloc(): the same, and its argument, an address, is free if the result or the bytes say so */
 	OP_STORE = 2, /* posix_memalign(): the result is 0 if the address was stored */
 	OP_MAP = 3, /* mmap(): the result is the address, or MAP_FAILED */
 	OP_REMAP = 4, /* mremap(): both */
@@ -61,7 +61,7 @@ static __always_inline __u32 kind_of(__u32 op)
 	return op == OP_MAP || op == OP_REMAP ? LEAK_MMAP : LEAK_MALLOC;
 }
 
-/* Takes an address that is about to be moved out of the table: when the call ends another thread may have it. */
+/* Takes an address out of the table before it is moved: when the call ends another thread may have it. */
 static __always_inline void move_begun(struct leak_call *call)
 {
 	struct leak_alloc *live;
@@ -113,7 +113,7 @@ static __always_inline __u64 call_result(__u64 *ctx, struct leak_call *call)
 	return address;
 }
 
-/* Says of a moved address that it is free, or puts it back where the call has failed. */
+/* Counts a moved address as free, or puts it back if the call has failed. */
 static __always_inline void move_ended(struct leak_call *call, __u64 address)
 {
 	__u32 kind = kind_of(call->op);
@@ -127,7 +127,7 @@ static __always_inline void move_ended(struct leak_call *call, __u64 address)
 		leak_count(kind, call->was == WAS_LIVE ? LEAK_FREES : LEAK_FREES_OLDER);
 }
 
-/* The end of a call, whichever. */
+/* The end of any call. */
 static __always_inline int call_ended(__u64 *ctx)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), address;
@@ -142,7 +142,7 @@ static __always_inline int call_ended(__u64 *ctx)
 	a.bytes = call->bytes;
 	if (call->op == OP_MOVE || call->op == OP_REMAP)
 		move_ended(call, address);
-	/* Memory from before the start is nobody's leak, also after it was moved. */
+	/* Memory from before the start is no leak, also after it was moved. */
 	if (address && is_sampled(address) && call->was != WAS_OLDER)
 		leak_put_of(ctx, address, &a, 1);
 	bpf_map_delete_elem(&sh_leak_calls, &thread);

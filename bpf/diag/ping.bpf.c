@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When a probe of `shunt diag ping` passes the stages of this host's network stack.
+ * The times at which a probe of `shunt diag ping` passes the stages of this host's network stack.
  *
  *   client   user ─► QUEUE ─► DRIVER ─► … server … ─► RECEIVE ─► SOFTIRQ ─► SOCKET ─► woken ─► user
  *   server   RECEIVE ─► SOFTIRQ ─┬─► ICMP: the kernel answers ─────────► QUEUE ─► DRIVER
- *                                └─► SOCKET ─► woken ─► user, who reports; of UDP, who answers ─► QUEUE ─► DRIVER
+ *                                └─► SOCKET ─► woken ─► user, who reports and, with UDP, answers ─► QUEUE ─► DRIVER
  *
- * A packet is looked at for the tool's own bytes (struct probe_head) before anything else is asked, and what is not
- * a probe leaves no trace. Stamps go into the probe's row, which user space has mapped: there is no stream that
+ * A program looks for the tool's own bytes (struct probe_head) in a packet before anything else, and a packet without
+ * them leaves no trace. Stamps go into the probe's row, which user space has mapped: there is no stream that
  * could lose them. User space makes the client's rows before it sends; the first stamp makes a server's.
  *
  * Invariant: a stamp is written only into a row with the probe's session and number.
@@ -99,7 +99,7 @@ static __always_inline struct ping_row *row_get(const struct message *m, int may
 	return row;
 }
 
-/* Adds a place to the probe's trail; an older probe than the one that has it leaves it alone. */
+/* Adds a place to the probe's trail, unless a newer probe has that trail already. */
 static __always_inline void place_note(struct sk_buff *skb, const struct message *m, __u8 point,
 				       __u32 drop_reason)
 {
@@ -216,7 +216,7 @@ int sh_ping_filter(void *skb)
 	return WHOLE_MESSAGE;
 }
 
-/* Run once by the thread that receives, and never attached: says which it is, whatever pid namespace it is in. */
+/* Run once by the thread that receives, and never attached: notes its id in the first pid namespace. */
 SEC("raw_tp")
 int sh_ping_me(void *ctx)
 {

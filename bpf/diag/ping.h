@@ -10,13 +10,13 @@
 
 enum ping_constant {
 	/* Kinds of struct probe_head, beside PROBE_KIND_PROBE. The server's process sends them. */
-	PING_KIND_REPORT = 2, /* what it knows of so many probes, as sequence says */
+	PING_KIND_REPORT = 2, /* its records of as many probes as sequence says */
 	PING_KIND_TRAIL = 3, /* the places on its host that one probe passed */
-	PING_KIND_STAMPS = 4, /* so many stamps of a balancer on its host (core/stamp.h) */
+	PING_KIND_STAMPS = 4, /* some stamps of a balancer on its host (core/stamp.h) */
 	PING_CODE_MAX = 1, /* codes of echo messages that are looked at: 0 and 1 */
 	PING_ROWS = 65536, /* probes that a server remembers; a power of two */
 	PING_ROWS_MIN =
-		4096, /* that a client remembers at least: as many as are under way at its rate; likewise */
+		4096, /* that a client remembers at least: all that are under way at its rate; likewise */
 	PING_ROWS_MAX = 262144, /* and at most */
 	PING_TRAILS = 4096, /* probes whose places it remembers; a power of two */
 	PING_PLACES = 32, /* of a probe; a power of two */

@@ -15,7 +15,7 @@ volatile const __u64 only_session = 0;
 volatile const __u32 only_netns = 0;
 /* 1: probes may be datagrams of UDP, too. Without it, such packets are not looked at. */
 volatile const __u32 with_udp = 0;
-/* 1: places in all network namespaces are noted. Stamps of rows are of the tool's own nevertheless. */
+/* 1: places in all network namespaces are noted. Rows get stamps of the tool's own namespace nevertheless. */
 volatile const __u32 all_netns = 0;
 
 #define ICMP4 1 /* IPPROTO_ICMP of linux/in.h */
@@ -54,7 +54,7 @@ struct message {
 	__u8 is_request;
 };
 
-/* As they are in a packet. Of UDP, ports, length and checksum are in the place of the first five. */
+/* As they are in a packet. With UDP, ports, length and checksum are in the place of the first five fields. */
 struct echo {
 	__u8 type;
 	__u8 code;
@@ -83,7 +83,7 @@ static __always_inline int echo_read(struct message *m, const struct echo *e, __
 	return 0;
 }
 
-/* Bytes of the IP header that begins so; 0: it is not before a message that may be ours. Extension headers of IPv6 and
+/* Bytes of the IP header with this beginning; 0: no message of ours can follow it. Extension headers of IPv6 and
  * fragments are not followed: the tool's packets have none. */
 static __always_inline __u32 header_bytes(const __u8 *ip, __u8 *protocol)
 {
@@ -116,7 +116,7 @@ static __always_inline void *ip_of_arriving(struct sk_buff *skb, int is_typed)
 	return FIELD(is_typed, skb, data);
 }
 
-/* Reads the probe whose IP header is there; -1: it is none of ours, or in a namespace that is not watched. */
+/* Reads the probe whose IP header is at ip; -1: it is none of ours, or in a namespace that is not watched. */
 static __always_inline int probe_read(struct message *m, struct sk_buff *skb, void *ip,
 				      int is_typed)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Why a task or a CPU was late.
+ * The reasons why a task or a CPU was late.
  *
  *   woken, or taken off the CPU ─► waits ─► on the CPU: the wait ends
  *         │                                   └─► longer than the threshold: an event, with the tasks that
@@ -27,9 +27,9 @@ volatile const __u64 only_cgroup = 0;
 volatile const __u64 threshold_ns = 10000000;
 /* A task's waits are watched if these bits of a hash of its id are 0. User space sets more to watch fewer. */
 volatile __u32 sample_mask = 0;
-/* 1: wake-ups are added up by task. */
+/* 1: wake-ups are counted by task. */
 volatile const __u32 with_tasks = 0;
-/* A timer that comes so long after the last one is an event; 0: only waits are events. */
+/* A timer that comes this long after the last one is an event; 0: only waits are events. */
 volatile const __u64 late_ns = 0;
 
 #define TASK_DEAD 0x80 /* linux/sched.h: the task's last switch */
@@ -56,8 +56,8 @@ struct css_set {
 	struct cgroup *dfl_cgrp;
 } KERNEL_STRUCT;
 
-/* The kernel counts time that the hypervisor ran something else at each tick, and at each change of the
- * queue. Without CONFIG_PARAVIRT it has no such fields. */
+/* The kernel adds up, at each tick and at each change of the queue, the time in which the hypervisor ran
+ * something else. Without CONFIG_PARAVIRT it has no such fields. */
 struct rq {
 	unsigned int nr_running;
 	__u64 clock;
@@ -274,7 +274,7 @@ struct wait_ended {
 	__u32 is_moved;
 };
 
-/* Events of waits are many on a busy machine, and large: if stalls are events, too, waits leave them half of the ring. */
+/* A busy machine has many events of waits, and large ones. If stalls are events too, waits leave them half the ring. */
 static __always_inline int is_room_for_wait(void)
 {
 	return !late_ns || bpf_ringbuf_query(&sh_events, BPF_RB_AVAIL_DATA) <
@@ -337,7 +337,7 @@ static __always_inline void wait_end(int typed, struct sched_cpu *cpu,
 			sched_miss(SCHED_BEGIN_UNSEEN);
 		return;
 	}
-	/* Clocks of two CPUs may differ by less than a wait is worth. */
+	/* The clocks of two CPUs may differ, by less than matters for a wait. */
 	wait.begin_ns = known->begin_ns < now ? known->begin_ns : now;
 	wait.is_wakeup = known->is_wakeup;
 	wait.is_moved = known->cpu != bpf_get_smp_processor_id();
@@ -562,9 +562,9 @@ static __always_inline void held_follow(void *ctx, const struct regs *regs, stru
 	cpu->held_bytes = bytes > 0 ? bytes : 0;
 }
 
-/* The earliest moment from which a timer that comes now can have been kept away: when it came last, or the last switch,
- * if that is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers come late,
- * does not count. 0: not known. */
+/* The earliest moment from which the timer that comes now can have been held back: when it came last, or the last
+ * switch, if that is later, because a switch ends with interrupts on. So the time of an idle CPU, on which timers
+ * come late, does not count. 0: not known. */
 static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
 {
 	__u64 switched_ns = cpu->switched_ns ? cpu->switched_ns + cpu->ahead_ns : 0;
@@ -622,7 +622,7 @@ int sh_queued_raw(__u64 *ctx)
 	return queue_switched(0, ctx[0], (void *)ctx[1], (void *)ctx[2], ctx[3]);
 }
 
-/* Tasks that there are already. */
+/* Tasks that exist already. */
 SEC("iter/task")
 int sh_tasks(struct bpf_iter__task *ctx)
 {

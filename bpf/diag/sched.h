@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns, but for those of waits, of
- * runs and of switches where the kernel notes when a task is queued: these are of its scheduler's clock of that CPU.
+ * Types of `shunt diag runq` and `shunt diag irqoff` that cross to Go. Times are CLOCK_MONOTONIC, ns, except times of waits,
+ * runs and switches where the kernel notes when a task is queued: these are by its scheduler's clock of that CPU.
  */
 #ifndef SHUNT_SCHED_H
 #define SHUNT_SCHED_H
@@ -9,7 +9,7 @@
 #include "../event/event.h"
 
 enum sched_constant {
-	SCHED_RUNS_COUNT = 64, /* of the latest runs of a CPU, to name who ran; a power of 2 */
+	SCHED_RUNS_COUNT = 64, /* of the latest runs of a CPU, to name the tasks; a power of 2 */
 	SCHED_STACK_DEPTH = 32, /* frames */
 	SCHED_CODE_BYTES =
 		16, /* before the interrupted instruction; an instruction of x86 has at most 15 */
@@ -105,7 +105,7 @@ struct sched_cpu {
 	__u32 held_tid;
 };
 
-/* Wake-ups of one task. */
+/* The wake-ups of one task. */
 struct sched_task {
 	__u64 wakeups;
 	__u64 wait_ns;
@@ -115,7 +115,7 @@ struct sched_task {
 	__u32 reserved; /* 0 */
 };
 
-/* What is remembered of a task, in one of two ways. */
+/* The record of a task, in one of two forms. */
 struct sched_known {
 	/* Where the kernel does not note when a task is queued: its wait. */
 	__u64 begin_ns; /* 0: it does not wait */

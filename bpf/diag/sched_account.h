@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Waits for a CPU by the kernel's own account of a task (CONFIG_SCHED_INFO; kernel/sched/stats.h), of which /proc/PID/schedstat is made. Part of
- * sched.bpf.c, which has the maps and says what becomes of a wait.
+ * sched.bpf.c, which has the maps and handles a wait that has ended.
  *
  *   queued on a CPU ─► moves to another CPU ─► on the CPU
  *   last_queued        run_delay grows,        run_delay grows, pcount is one more:
  *                      last_queued is new      right after the tracepoint
  *
- * So nothing has to be done at a wake-up, and a wait is found by one look-up when it ends: it is the growth of run_delay since the
+ * So no program runs at a wake-up, and a wait is found by one look-up when it ends: it is the growth of run_delay since the
  * task got a CPU last. nvcsw tells whether the task has slept in between, and pcount how often it got a CPU without being seen.
  */
 #ifndef SHUNT_SCHED_ACCOUNT_H
@@ -36,7 +36,7 @@ static __always_inline struct sched_known account_read(int typed, struct task_st
 }
 
 /* The task that leaves the CPU is not the one that was seen to come, or it was there before the first switch: from now on its account is
- * known. If it was known before, the kernel's count tells at its next wait how often it came unseen. */
+ * known. If it was known before, the kernel's count shows at the task's next wait how often the task got a CPU unseen. */
 static __always_inline void account_begin(int typed, struct task_struct___sched *task, __u32 tid,
 					  int is_asleep, int is_unseen)
 {
@@ -117,7 +117,7 @@ static __always_inline void account_wait(int typed, struct sched_cpu *cpu,
 	if (!known) {
 		if (!known_put(tid, &account))
 			return;
-		/* All that a new task has waited is this wait. */
+		/* All waiting of a new task is this wait. */
 		if (!count && earlier_ns > 0) {
 			wait_move(&wait, earlier_ns);
 		} else if (queued_ns < cpu->first_ns) {
@@ -151,8 +151,8 @@ static __always_inline void clocks_compare(struct sched_cpu *cpu, __u64 now)
 	cpu->compared = cpu->samples + 1;
 }
 
-/* Sees who leaves, and compares the clocks once after each tick of the timer, because to read the other one takes longer than
- * most of the rest. */
+/* Checks which task leaves, and compares the clocks once after each tick of the timer, because to read the other clock takes
+ * longer than most of the rest. */
 static __always_inline void leaving_check(int typed, struct sched_cpu *cpu,
 					  struct task_struct___sched *prev, int is_asleep,
 					  __u64 now)

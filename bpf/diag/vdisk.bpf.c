@@ -7,11 +7,11 @@
  *                              │                                 thread or event loop ─▼
  *                            FINISH ◄─ COMPLETE ◄─ ISSUE ◄─ BIO ◄────────────── CALL, PART
  *
- * Programs only write down; shunt diag vdisk report brings the events together. In qemu, uprobes at symbols that it
- * exports. Of their arguments only those are read that have been the same since qemu 3.1 (2018): numbers and, of
- * a vector, its size. A coroutine has a stack of its own, so the stack pointer names it.
+ * Programs only record events; shunt diag vdisk report brings them together. In qemu, uprobes are at symbols that it
+ * exports. They read only arguments that have been the same since qemu 3.1 (2018): numbers and, of a vector, its
+ * size. A coroutine has a stack of its own, so the stack pointer names it.
  *
- * Invariant: nothing of other processes is written down, but bios of files that qemu has open, which the
+ * Invariant: nothing of other processes is recorded, except bios of files that qemu has open, which the
  * kernel may queue by another task if a cgroup's limit holds them back.
  *
  * Registers are read by their offset in struct pt_regs of asm/ptrace.h for x86-64.
@@ -89,7 +89,7 @@ struct iomap_dio {
 	long long size; /* bytes of its bios so far, with the one that is being queued */
 } KERNEL_STRUCT;
 
-/* That part of struct iomap_dio which says who waits. */
+/* The part of struct iomap_dio that names the waiting task. */
 struct iomap_dio___waiter {
 	struct {
 		struct task_struct *waiter;
@@ -198,7 +198,7 @@ struct {
 
 /*
  * Handles of requests in qemu, bios and requests to drivers that are followed. Key: the address; value: 1.
- * Programs write and read. Full: the one that was used least lately is forgotten, and its end is not seen, which the
+ * Programs write and read. Full: the least recently used one is forgotten, and its end is not seen, which the
  * report counts. Upgrade: never pinned.
  */
 struct {
@@ -221,7 +221,7 @@ struct {
 
 /*
  * System calls of the guest's tasks. Key: the thread; value: struct vdisk_call. Programs write and read. Full: the
- * call that was used least lately is forgotten, and its bios begin when they are queued. Upgrade: never pinned.
+ * least recently used call is forgotten, and its bios begin when they are queued. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -257,7 +257,7 @@ static __always_inline void vdisk_submit(struct vdisk_event *e)
 	event_submit((struct event_header *)e - 1);
 }
 
-/* 0, or why not: since Linux 6.15 a lock of a hash map is given up after a quarter of a second (4fa8d68aa53e; rqspinlock.h). */
+/* 0, or an error: since 6.15 a lock of a hash map is given up after a quarter of a second (4fa8d68aa53e; rqspinlock.h). */
 static __always_inline long follow(__u64 address)
 {
 	__u8 one = 1;
@@ -561,7 +561,7 @@ static __always_inline __u8 op_of_bio(__u32 flags)
 	return flags == OP_FLUSH ? VDISK_FLUSH : flags & OP_WRITE ? VDISK_WRITE : VDISK_READ;
 }
 
-/* The file's request that the bio is of; NULL: it is of none that is past the page cache. */
+/* The file's request that the bio belongs to; NULL: it belongs to none past the page cache. */
 static __always_inline struct kiocb *direct_of(struct bio *bio)
 {
 	struct iomap_dio *dio = BPF_CORE_READ(bio, bi_private);
@@ -579,7 +579,7 @@ static __always_inline __s64 direct_before(struct bio *bio)
 	__u64 size = BPF_CORE_READ(dio, size);
 	__u64 bytes = BPF_CORE_READ(bio, bi_iter.bi_size);
 
-	/* Queued late, it may not be the last one so far. */
+	/* A bio that is queued late may not be the last one so far. */
 	if (size < bytes || (size > bytes && (BPF_CORE_READ(task, flags) & TASK_KERNEL)))
 		return -1;
 	return size - bytes;

@@ -30,7 +30,7 @@ enum vdisk_kind {
 	VDISK_CALL = 6, /* a system call begins; id: its number; result: the descriptor */
 	VDISK_PART = 7, /* one request in an io_submit() call; result: the descriptor */
 	VDISK_RETURN =
-		8, /* a system call ends; id: its number; result: what it returned; of a guest's also other: when it began, bytes: so many bios */
+		8, /* a system call ends; id: its number; result: its result; of a guest's also other: when it began, bytes: count of bios */
 	VDISK_BIO =
 		9, /* id: the bio; offset: sector; other: the file's request; file, position: where in which file */
 	VDISK_SPLIT = 10, /* id: the bio that was cut off; offset: its sector */
@@ -38,7 +38,7 @@ enum vdisk_kind {
 	VDISK_ISSUE =
 		12, /* id: the request to a driver; offset: sector; result: why its end will not be seen, or 0 */
 	VDISK_COMPLETE = 13, /* id: the same; offset: sector; result: the error */
-	VDISK_CUT = 14, /* id: so many requests of an io_submit() call are in no event */
+	VDISK_CUT = 14, /* id: the count of requests of an io_submit() call that are in no event */
 	VDISK_POINT =
 		15, /* a point that the user asked for is passed; id: its number; stack: in qemu, else 0; of a guest's other: when its system call began */
 };
@@ -49,7 +49,7 @@ enum vdisk_op {
 	VDISK_FLUSH = 2,
 	VDISK_ZERO = 3, /* of calls: fallocate(), by which qemu fills new clusters with zeros */
 	VDISK_OTHER =
-		4, /* of a guest's requests: discard, and what else is no read, write or flush */
+		4, /* of a guest's requests: discard, and all others but read, write and flush */
 };
 
 enum vdisk_hand {
@@ -72,7 +72,7 @@ struct vdisk_event {
 	__s32 result;
 	__u8 kind; /* enum vdisk_kind */
 	__u8 op; /* enum vdisk_op */
-	__u8 is_foreign; /* of bios: 1: not the process queued it, but a task of the kernel for it; a guest's event is of the task that waits */
+	__u8 is_foreign; /* of bios: 1: a task of the kernel queued it for the process; a guest's event names the task that waits */
 	__u8 reserved;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The guest's half of `shunt diag vdisk`: programs above the block layer. Below it, they are the host's in vdisk.bpf.c, which
- * includes this file. All tasks are watched, because it is not known who will use the disk:
+ * The guest's half of `shunt diag vdisk`: programs above the block layer. Below it, the guest uses the host's in vdisk.bpf.c,
+ * which includes this file. All tasks are watched, because any of them may use the disk:
  *
  *   system call ─► file system ─► BIO ─► ISSUE ─► virtio ─► qemu ─► COMPLETE ─► RETURN
  */
@@ -89,8 +89,8 @@ static __always_inline struct inode *cached_of(struct bio *bio, __u64 *position)
 }
 
 /*
- * The task that waits for a request past the page cache, where another one of the kernel queues its bio, because a cgroup's
- * limit held it back; NULL: it is not so.
+ * The task that waits for a request past the page cache, if a task of the kernel queues its bio, because a cgroup's limit
+ * held it back; NULL otherwise.
  */
 static __always_inline struct task_struct *held_for(struct bio *bio)
 {

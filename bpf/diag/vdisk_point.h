@@ -3,7 +3,7 @@
  * Points inside a layer of `shunt diag vdisk` that the user asks for: the beginning of a function of qemu or of the kernel.
  * vdisk.bpf.c includes this file. One program is at all points of a kind, and the attachment's cookie is the point's number.
  *
- * Invariant: a point of the kernel is of the task that is on its own stack, and of nothing that interrupts it.
+ * Invariant: a point of the kernel belongs to the task that is on its own stack, never to an interrupt.
  */
 #ifndef SHUNT_VDISK_POINT_H
 #define SHUNT_VDISK_POINT_H
@@ -27,7 +27,7 @@ int sh_vd_point(__u64 *ctx)
 	return 0;
 }
 
-/* An interrupt is on a stack of its own. In a guest only tasks in a system call on files are told. */
+/* An interrupt is on a stack of its own. In a guest only tasks in a system call on files have events. */
 SEC("kprobe/point")
 int sh_vd_kpoint(__u64 *ctx)
 {

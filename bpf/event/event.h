@@ -5,10 +5,10 @@
  *   program ─► event_reserve ─► number of this CPU ─┬─► room: header, payload ─► event_submit ─► reader
  *                                                   └─► no room: the number is used up, nothing else
  *
- * Invariant: a CPU numbers its events 0, 1, 2 … whether or not they find room. So what a reader
- * did not get is the CPU's counter minus what it got of that CPU, exactly, at the end of the stream
- * too. The addition is one atomic instruction, because a program in an interrupt may come between
- * another one's steps on the same CPU; their events may then arrive in the other order.
+ * Invariant: a CPU numbers its events 0, 1, 2 … whether or not they find room. So the count of lost
+ * events is the CPU's counter minus the events that the reader got from that CPU, exactly, at the end
+ * of the stream too. The addition is one atomic instruction, because a program in an interrupt may run
+ * between another one's steps on the same CPU; their events may then arrive in the other order.
  */
 #ifndef SHUNT_EVENT_H
 #define SHUNT_EVENT_H
@@ -19,12 +19,12 @@ enum event_constant {
 	EVENT_VERSION = 1, /* of struct event_header; a reader refuses others */
 };
 
-/* Before each payload. The host's byte order; 0 where a thing is not known. */
+/* Stands before each payload. The host's byte order; 0: the value is not known. */
 struct event_header {
 	__u64 time_ns; /* CLOCK_BOOTTIME */
 	__u64 sequence; /* of this CPU, from 0 */
 	__u64 cgroup_id; /* of the current task in the second hierarchy */
-	__u64 task_start_ns; /* CLOCK_BOOTTIME: when the process began; with tgid it names it for ever */
+	__u64 task_start_ns; /* CLOCK_BOOTTIME: when the process began; unique together with tgid */
 	__u32 cpu;
 	__u32 tgid;
 	__u32 tid;
@@ -57,8 +57,8 @@ struct {
 	__type(value, __u64);
 } sh_event_seq SEC(".maps");
 
-/* Room for a header and a payload of so many bytes, which must be a constant; NULL: lost, and
- * counted. The payload is not cleared. Submit or discard what is not NULL. */
+/* Room for a header and a payload of payload_size bytes, which must be a constant; NULL: the event is
+ * lost, and counted. The payload is not cleared. The caller submits or discards the room. */
 static __always_inline struct event_header *event_reserve(__u64 payload_size, __u16 sensor)
 {
 	struct event_header *h;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * More streams of events beside that of event.h, for events that must not take each other's room. Each is a
- * ring buffer and an array of numbers, as sh_events and sh_event_seq are, and has a reader of its own.
+ * More streams of events beside the one of event.h, for events that must not take each other's room. Each is
+ * a ring buffer and an array of numbers, as sh_events and sh_event_seq are, and has a reader of its own.
  */
 #ifndef SHUNT_RING_H
 #define SHUNT_RING_H
 
 #include "event.h"
 
-/* Room for an event in a stream, as event_reserve; NULL: none, and counted. *number goes into its header, by event_head. There
- * is no check in between: 6.1 takes a second one for a path on which there is no room. */
+/* Room for an event in a stream, as event_reserve; NULL: none, and counted. event_head puts *number into the header. There is
+ * no check in between: 6.1 takes a second one for a path on which there is no room. */
 static __always_inline struct event_header *event_room(void *ring, void *numbers,
 						       __u64 payload_size, __u64 *number)
 {

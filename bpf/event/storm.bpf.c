@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Programs for tests and for the example of package sensor, and for nothing else: one that writes
- * as many events as it is told, and one that counts, with several ways to attach it.
+ * as many events as its argument says, and one that counts, with several ways to attach it.
  */
 #include "event.h"
 

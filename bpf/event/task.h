@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The fields that programs read of a task. They are found by name in the kernel's BTF when a
- * program is loaded (CO-RE), whatever else the kernel's structs have.
+ * The fields that programs read of a task. The loader finds them by name in the kernel's BTF
+ * (CO-RE), so the other fields of the kernel's structs do not matter.
  */
 #ifndef SHUNT_TASK_H
 #define SHUNT_TASK_H
@@ -15,8 +15,8 @@
 #define KERNEL_STRUCT __attribute__((preserve_access_index))
 
 #define TASK_COMM_BYTES 16 /* TASK_COMM_LEN of linux/sched.h */
-/* Reads a field of a struct of the kernel. typed is a constant: of a pointer that the verifier knows the type of, as
- * in programs at tp_btf, a load is enough; else it takes a helper. */
+/* Reads a field of a struct of the kernel. typed is a constant: 1 if the verifier knows the pointer's type, as in
+ * programs at tp_btf, and a load is enough; 0: it takes a helper. */
 #define FIELD(typed, pointer, field) ((typed) ? (pointer)->field : BPF_CORE_READ(pointer, field))
 
 /* Copies the name of a task, all of its bytes. */

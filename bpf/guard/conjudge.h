@@ -7,7 +7,7 @@
  *   processes above ─► sh_c_tasks ───────┘
  *
  * Invariant: the maps are of one policy. The next policy has maps and programs of its own. They are attached before it
- * comes into force, and those of the old policy are removed after that.
+ * comes into force, and the old policy's are removed after that.
  */
 #ifndef SHUNT_CONJUDGE_H
 #define SHUNT_CONJUDGE_H
@@ -71,7 +71,7 @@ struct {
 
 /*
  * Rules by the processes that their program has started. Key: struct guard_process; value: a mask. Programs write at
- * exec and fork, read, and take those away that have ended; user space writes before the policy is in force. Full: the
+ * exec and fork, read, and remove ended processes; user space writes before the policy is in force. Full: the
  * process is under no rule but its own program's, and is counted in sh_c_counts. Upgrade: pinned; user space hands it
  * on to the next policy.
  */
@@ -230,7 +230,7 @@ static __always_inline int is_there(const struct connect_target *target,
 	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_in(target, address[0], address[1]);
-	case CONNECT_SELF: /* which of the two it is depends on what the socket is bound to */
+	case CONNECT_SELF: /* which of the two it is depends on the address of the socket */
 		return is_in(target, LOOPBACK_HIGH, LOOPBACK_LOW) ||
 		       is_in(target, LOOPBACK_HIGH, MAPPED_LOOPBACK_LOW);
 	default:
@@ -263,7 +263,7 @@ static __always_inline int is_all_there(const struct connect_target *target,
 	}
 }
 
-/* 1: all is known. */
+/* 1: no more targets need a look. */
 static long target_look(__u32 number, struct connect_search *s)
 {
 	struct connect_target *target = bpf_map_lookup_elem(&sh_c_targets, &number);
@@ -283,7 +283,7 @@ static long target_look(__u32 number, struct connect_search *s)
 	return 0;
 }
 
-/* Leaves the rules that forbid the attempt, and says whether one of them denies. */
+/* Reduces a->rules to the rules that forbid the attempt, and returns whether one of them denies. */
 static __noinline int attempt_weigh(struct connect_attempt *a)
 {
 	struct connect_policy *policy = policy_get();

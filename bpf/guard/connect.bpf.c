@@ -77,7 +77,7 @@ static __always_inline void address4_put(struct connect_attempt *a, __be32 addre
 	words[3] = address;
 }
 
-/* Sets the kind of the address: whether it is the unspecified one, of either family, and what that one stands for. */
+/* Sets the kind of the address: whether it is the unspecified one, of either family, and its meaning. */
 static __always_inline void address_classify(struct connect_attempt *a)
 {
 	const __u64 *halves = (const void *)a->address;
@@ -89,7 +89,7 @@ static __always_inline void address_classify(struct connect_attempt *a)
 }
 
 /* 0, or -EPERM. A branch, and no negation of denied, which a compiler may make of it: the verifier of Linux 6.12 and later
- * wants to know what a program at LSM returns, and knows no range of a number that was negated. */
+ * needs the range of an LSM program's result, and knows no range of a number that was negated. */
 static __always_inline int refuse_if(int denied)
 {
 	if (!denied)
@@ -108,7 +108,7 @@ static __noinline int given_judge(struct socket *sock, const void *address, __u3
 
 	bpf_probe_read_kernel(&given, sizeof(given), address);
 	family = given.sa_family;
-	/* To sockets of IPv4 no family is theirs too, in all calls but connect, where it takes the address away. */
+	/* For a socket of IPv4, AF_UNSPEC means IPv4 in all calls but connect, where it takes the address away. */
 	if (family == FAMILY_UNSPECIFIED &&
 	    BPF_CORE_READ(sk, __sk_common.skc_family) == FAMILY_INET)
 		family = FAMILY_INET;
@@ -184,7 +184,7 @@ int BPF_PROG(sh_sendmsg, struct socket *sock, struct msghdr *message)
 	return address ? given_judge(sock, address, CONNECT_CONNECT) : 0;
 }
 
-/* No hook sees the addresses of such a socket, so making it counts as every call that it permits. */
+/* No hook sees the addresses of a socket of this kind, so making it counts as every call that it permits. */
 static __always_inline int kind_judge(__u32 op, __u16 protocol)
 {
 	struct connect_attempt a = { .op = op,
@@ -208,7 +208,7 @@ static __always_inline int is_inet(int family)
 	return family == FAMILY_INET || family == FAMILY_INET6;
 }
 
-/* Whether the hooks see all addresses of a protocol. Of others they do not: SCTP and DCCP take addresses from socket
+/* Whether the hooks see all addresses of a protocol. Not of the others: SCTP and DCCP take addresses from socket
  * options, and MPTCP from its peer. */
 static __always_inline int is_asked(__u32 protocol)
 {

@@ -40,7 +40,7 @@ struct connect_target {
 	__u8 address[16]; /* wire order; bits beyond the mask are 0 */
 	__u8 mask[16];
 	__u64 rules; /* rules that forbid operations at these addresses */
-	__u64 spares; /* rules that except these addresses, whichever others they name */
+	__u64 spares; /* rules that except these addresses, with others or without */
 	__u16 port_first; /* host order */
 	__u16 port_last;
 	__u32 version; /* 4 or 6, of IP; 0: addresses of both */
@@ -63,7 +63,7 @@ struct connect_policy {
 	__u32 reserved;
 };
 
-/* Since the first policy of this boot. */
+/* Counts since the first policy of this boot. */
 struct connect_count {
 	__u64 denied;
 	__u64 audited;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Files by which a cgroup ends, stops or limits its processes, or takes others in: a program that may not send a
+ * Files through which a cgroup ends, stops or limits its processes, or takes others in: a program that may not send a
  * protected process a signal may not write to these either.
  *
  *   the file's inode ─► its cgroup ─► that of a rule, or below it ─► any file but those of pressure ─► kill
@@ -17,7 +17,7 @@
 
 /* The name of a cgroup's file. The kernel gives the name, and nothing can change it. */
 struct control_name {
-	__u64 words[2]; /* a longer name is cut, and equals none of those below */
+	__u64 words[2]; /* a longer name is cut, and equals none of the names below */
 };
 
 enum control_kind {

@@ -18,7 +18,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* The cgroup whose processes are looked at, and those below it; 0: all. Set at load. */
+/* The cgroup whose processes are watched, with the cgroups below it; 0: all. Set at load. */
 volatile const __u64 only_cgroup;
 volatile const __u32 only_level; /* how deep it lies; the root is 0 */
 /* The process that reads the events; it makes none itself. Set at load. */
@@ -389,7 +389,7 @@ static __noinline int is_wanted(struct file *file, __u32 is_write)
 	return 0;
 }
 
-/* Only opens for writing, and opens of files that not everybody may read, if a rule can match them. */
+/* Only opens for writing, and opens of files that not all users may read, if a rule can match them. */
 SEC("tracepoint")
 int sh_d_open(struct call_exit *ctx)
 {

@@ -9,14 +9,14 @@
 
 enum detect_constant {
 	DETECT_SENSOR = 2, /* event_header.sensor of struct detect_event */
-	DETECT_FDS = 4, /* descriptors that are told of: 0 to 3 */
-	DETECT_PARENTS = 8, /* processes above that are told of */
+	DETECT_FDS = 4, /* descriptors in an event: 0 to 3 */
+	DETECT_PARENTS = 8, /* processes above in an event */
 	DETECT_PARENT_FDS = 16, /* descriptors of the parent that are looked at */
 	DETECT_ARGS_BYTES = 512, /* of arguments; the rest is cut */
 	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
 	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
 	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
-	DETECT_NAMES_MAX = 1 << 12, /* of files and folders that opens are told of */
+	DETECT_NAMES_MAX = 1 << 12, /* of files and folders whose opens are events */
 	DETECT_NAME_LEVELS = 3, /* of names that are looked up */
 	DETECT_MOUNTS_MAX = 4, /* at one mount point over each other */
 	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
@@ -122,8 +122,8 @@ struct detect_event {
 	char args[DETECT_ARGS_BYTES]; /* of the process, each with its zero */
 	/* Each name with its zero, the last one of the path first. */
 	char program_names[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
-	/* Of DETECT_OPEN and DETECT_MEMFD: names as above. Of others, one text: DETECT_EXEC: what was
-	 * executed, as it was written, also a script; DETECT_MOUNT: the target; DETECT_MODULE: the module. */
+	/* Of DETECT_OPEN and DETECT_MEMFD: names as above. Of others, one text: DETECT_EXEC: the executed
+	 * path, as it was written, also a script's; DETECT_MOUNT: the target; DETECT_MODULE: the module. */
 	char object[GUARD_PATH_BYTES + GUARD_NAME_BYTES];
 };
 

@@ -138,7 +138,7 @@ int BPF_PROG(sh_control_fd, struct file *file, int mask)
 }
 
 /* The loader that is given a program as its argument maps it as code, without executing it. A program that was
- * executed maps its own file, and was asked about already. */
+ * executed maps its own file, and was judged already. */
 static __noinline int code_judge(struct file *file)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
@@ -509,7 +509,7 @@ int BPF_PROG(sh_traceme, struct task_struct *parent)
 	return trust_lose(task->group_leader, parent->group_leader);
 }
 
-/* The kernel's own signals do not come here: those of a terminal, of a fault, for want of memory. */
+/* The kernel's own signals do not come here: signals of a terminal, of a fault, for want of memory. */
 SEC("lsm/task_kill")
 int BPF_PROG(sh_kill, struct task_struct *target, void *info, int signal)
 {

@@ -14,7 +14,7 @@ enum guard_constant {
 	GUARD_EXECS_MAX = 1 << 13, /* processes that execute something at the same moment */
 	GUARD_NAME_BYTES = 256, /* of a rule's name and of a file's: NAME_MAX and a zero */
 	GUARD_PATH_BYTES =
-		1024, /* of names in an event; what is longer is cut at the root's side */
+		1024, /* of the names in an event; a longer path is cut at the root's side */
 	GUARD_DEPTH_MAX = 24, /* folders */
 	GUARD_CGROUP_DEPTH_MAX = 8, /* of a cgroup that a rule names */
 	GUARD_CGROUP_BYTES = 96, /* of a name of it, and a zero */
@@ -34,7 +34,7 @@ enum guard_op {
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
 	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
 	GUARD_KILL =
-		9, /* signal a protected process, or limit what it may use, or write to a file that controls its cgroup */
+		9, /* signal a protected process, or limit its resources, or write to a file that controls its cgroup */
 	GUARD_READ = 10, /* see the contents of a file, or the names in a folder */
 	GUARD_EXEC = 11, /* execute a file, or map it as code */
 	/* Of a rule of detection that denies, and of no file of the rule's: */
@@ -64,14 +64,14 @@ struct guard_process {
  * bit, the other side is for the next one, and each side has maps of its own. */
 struct guard_side {
 	__u64 rules; /* it is protected by these */
-	__u64 above; /* it is a folder above what is protected by these */
+	__u64 above; /* it is a folder above a file or folder that is protected by these */
 	__u64 trusts; /* it is an executable that is trusted by these */
 	__u64 guards; /* it is an executable whose processes are protected by these */
-	__u64 interprets; /* it runs what it is given, and these do not trust it for who starts it */
-	__u64 generation; /* of the policy; any other than the present or the next one: none of this counts */
+	__u64 interprets; /* it is an interpreter, which these do not trust for its starter's trust */
+	__u64 generation; /* of the policy; if it is neither the present nor the next one, the label does not count */
 };
 
-/* By which rules a process is trusted, and by which it is protected; by side. */
+/* The rules that trust a process, and the rules that protect it; by side. */
 struct guard_trust {
 	__u64 trusts[2]; /* as in struct guard_side */
 	__u64 guards[2];
@@ -85,7 +85,7 @@ struct guard_given {
 	__u64 generation;
 };
 
-/* Where a rule's trusted programs are trusted. */
+/* The user and cgroup that a rule's trust is limited to. */
 struct guard_narrow {
 	__u32 has_user;
 	__u32 user; /* the kernel's own number, as the machine's first user namespace has it */
@@ -111,7 +111,7 @@ struct guard_state {
 struct guard_agent {
 	__u64 began_ns; /* CLOCK_BOOTTIME: since when there is protection */
 	__u64 heard_ns; /* CLOCK_BOOTTIME: when one last listened */
-	__u64 heard; /* events that were read, of all time */
+	__u64 heard; /* events that all agents have read */
 	__u64 prepared; /* the last generation that labels were written for, whether or not it came into force */
 };
 
@@ -144,9 +144,9 @@ struct guard_key {
 	struct guard_file file; /* all 0: it has none */
 };
 
-/* Payload of an event: who tried what. */
+/* Payload of an event: an attempt, and the program that made it. */
 struct guard_event {
-	struct guard_file file; /* inode 0: a name that there is not yet */
+	struct guard_file file; /* inode 0: a name that does not exist yet */
 	struct guard_file program; /* the executable; 0: a thread of the kernel */
 	__u64 rules; /* that forbid it */
 	__u64 generation;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * An inode, by which a file is known, and the names that lead to it. Fields are found by name in the kernel's BTF
+ * An inode, which identifies a file, and the names that lead to it. Fields are found by name in the kernel's BTF
  * (CO-RE), and read without locks.
  */
 #ifndef SHUNT_INODE_H
@@ -43,7 +43,7 @@ static __always_inline struct guard_file file_of(struct inode *inode)
 	return file;
 }
 
-/* Writes a name behind what is used, with its zero. The bytes of that; 0: there was no room, or no name. */
+/* Writes a name behind the used bytes, with its zero. Returns its bytes; 0: there was no room, or no name. */
 static __always_inline __u32 name_add(char *names, __u32 used, const void *name)
 {
 	long size;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether rules forbid an operation to the current process, and the event that tells so.
+ * Whether rules forbid an operation to the current process, and the event of it.
  */
 #ifndef SHUNT_GUARD_JUDGE_H
 #define SHUNT_GUARD_JUDGE_H
@@ -11,8 +11,8 @@
 #define EPERM 1
 
 /*
- * What rules forbid. Key: the side of the generation × GUARD_OP_COUNT + enum guard_op; value: struct
- * guard_masks. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
+ * The rules that forbid each operation. Key: the side of the generation × GUARD_OP_COUNT + enum guard_op; value:
+ * struct guard_masks. User space writes, programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -22,8 +22,8 @@ struct {
 } sh_g_ops SEC(".maps");
 
 /*
- * Operations that were audited, on their way: as sh_events, which has those that were denied, so that audited ones
- * never take their room. Upgrade: never pinned.
+ * Events of audited operations: as sh_events, which has the denied ones, so that audited ones never take
+ * their room. Upgrade: never pinned.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -38,7 +38,7 @@ struct {
 	__type(value, __u64);
 } sh_g_audits_seq SEC(".maps");
 
-/* Where names_walk is. */
+/* The position of names_walk. */
 struct names_steps {
 	char *names;
 	struct dentry *dentry;
@@ -73,19 +73,19 @@ static __noinline int names_walk(char *names, struct dentry *dentry)
 	return s.used;
 }
 
-/* What a process is about to do. */
+/* An operation that a process is about to perform. */
 struct attempt {
 	__u64 rules; /* that the object is under */
 	__u64 generation;
-	__u64 free; /* rules that do not forbid it to the current process, whatever it is trusted for */
+	__u64 free; /* rules that do not forbid it to the current process, trusted or not */
 	struct inode *control; /* the object, if it is a cgroup's file; otherwise NULL */
 	enum guard_op op;
 	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID; 0: the object is a file */
 	__u32 is_denied;
-	__u32 is_nobodys; /* the current process is not who does it */
+	__u32 is_nobodys; /* not the current process does it */
 };
 
-/* Tells of an operation; dentry is the object's name, or NULL. */
+/* Writes the event of an operation; dentry is the object's name, or NULL. */
 static __noinline int attempt_tell(struct dentry *dentry, struct attempt *a)
 {
 	struct task_struct___guard *task = (void *)bpf_get_current_task();
@@ -180,7 +180,7 @@ static __always_inline int is_forbidden(__u32 op)
 	return masks && (masks->denied | masks->audited);
 }
 
-/* The same as attempt_judge for what is about no file of a rule's; dentry names what it is about, or is NULL. */
+/* The same as attempt_judge for an operation on no file of a rule; dentry names its object, or is NULL. */
 static __noinline int machine_judge(struct dentry *dentry, __u32 op, __u32 target)
 {
 	struct guard_state *state = state_get();
@@ -192,7 +192,7 @@ static __noinline int machine_judge(struct dentry *dentry, __u32 op, __u32 targe
 	return attempt_judge(dentry, &a);
 }
 
-/* The rules that protect the current process: processes of one rule know what they do to each other. */
+/* The rules that protect the current process: processes of one rule may act on each other. */
 static __noinline __u64 rules_own(__u64 generation)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -201,7 +201,7 @@ static __noinline __u64 rules_own(__u64 generation)
 	       groups_of(task->group_leader, generation);
 }
 
-/* The same for what is about to be done to another process. */
+/* The same for an operation on another process. */
 static __noinline int process_judge(struct task_struct *target, __u32 op, int is_nobodys)
 {
 	struct task_struct *task = bpf_get_current_task_btf(), *leader = target->group_leader;
@@ -231,8 +231,8 @@ static __always_inline int is_moved(void)
 	return moved && *moved;
 }
 
-/* The same for an operation on an inode, whose name is the dentry's; is_place: what is done there also
- * changes what a path through a folder leads to. */
+/* The same for an operation on an inode, whose name is the dentry's; is_place: the operation also
+ * changes the file that a path through a folder leads to. */
 static __noinline int inode_judge(struct inode *inode, struct dentry *dentry, __u32 op,
 				  int is_place)
 {

@@ -28,7 +28,7 @@ static __always_inline struct kernfs_node *node_folder(struct kernfs_node *node)
 	return BPF_CORE_READ((struct kernfs_node___since *)node, __parent);
 }
 
-/* Where nodes_walk is. */
+/* The position of nodes_walk. */
 struct nodes_steps {
 	char *names;
 	struct kernfs_node *node;

@@ -220,7 +220,7 @@ static __always_inline struct guard_side *side_cached(struct inode *inode, __u64
 	return bpf_inode_storage_get(&sh_g_labels0, inode, 0, 0);
 }
 
-/* The same; side is put into memory if there is none. */
+/* The same; if memory has no label of the inode, it gets this one. */
 static __always_inline struct guard_side *side_cache(struct inode *inode, struct guard_side *side,
 						     __u64 i)
 {

@@ -101,7 +101,7 @@ static __always_inline void socket_look(struct detect_fd *fd, struct sock *sk)
 	} else {
 		bpf_core_read(fd->remote, sizeof(fd->remote), &sk->__sk_common.skc_v6_daddr);
 	}
-	/* No handshake tells who began: who has connected a socket of UDP sends first. */
+	/* UDP has no handshake that tells who began: the host that connects a socket sends first. */
 	if (!fd->is_tcp || bpf_map_lookup_elem(&sh_d_opened, &key))
 		fd->direction = DETECT_OUT;
 	else

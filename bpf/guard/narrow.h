@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether a program's trust holds for the user that it runs as, and the cgroup that it is in. That is asked at each
- * attempt, of the thread that tries: who has dropped a user's rights, or has left a cgroup, is not trusted from then on.
+ * Whether a program's trust holds for the user that it runs as, and the cgroup that it is in. Each attempt asks this of
+ * its own thread: one that has dropped a user's rights, or has left a cgroup, is not trusted from then on.
  *
  *   trust of the executable ─► rule names a user, or a cgroup? ─ no ──► trusted
  *                                └ yes ─► both of the thread's? ─ yes ─┘
@@ -60,8 +60,8 @@ struct {
 } sh_g_narrowed SEC(".maps");
 
 /*
- * To what. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct guard_narrow. User space
- * writes, programs read. Never full. Upgrade: pinned, and taken over.
+ * Their limits. Key: the side of the generation × GUARD_RULES_MAX + the rule; value: struct guard_narrow. User
+ * space writes, programs read. Never full. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -71,7 +71,7 @@ struct {
 } sh_g_narrows SEC(".maps");
 
 /* Real and effective: a program with the set-user-ID bit is neither its starter's nor its owner's. The task's own
- * credentials, and not those that a file system or io_uring has taken for the moment. */
+ * credentials, and not the ones that a file system or io_uring has taken for the moment. */
 static __always_inline int user_is(struct task_struct___narrow *task, __u32 user)
 {
 	return BPF_CORE_READ(task, real_cred, uid.val) == user &&
@@ -87,7 +87,7 @@ static __always_inline __u64 end_mask(__u64 word)
 	return zeros ? zeros ^ (zeros - 1) : 0;
 }
 
-/* By words, because a name does not fit on the stack of programs that are so deep (6.1: 512 bytes for all calls). The
+/* By words, because a name does not fit on the stack at this depth of calls (6.1: 512 bytes for all calls). The
  * kernel's copy of a name begins at a word, so none of these reads leaves its page. */
 static __always_inline int name_is(struct cgroup *cgroup, const char *want)
 {
@@ -163,8 +163,8 @@ static long trust_narrow(__u32 i, struct narrowing *n)
 	return 0;
 }
 
-/* Of the rules that trust the current process's program, those that trust it as it is now. It is global, so that
- * the verifier looks at it once a program. */
+/* Of the rules that trust the current process's program, the ones whose user and cgroup it has now. The function is
+ * global, so that the verifier checks it once a program. */
 __noinline __u64 trust_here(__u64 trusts, __u32 side)
 {
 	__u32 key = side & 1;

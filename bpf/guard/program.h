@@ -38,7 +38,7 @@ struct mm_struct {
 	unsigned long arg_end;
 } KERNEL_STRUCT;
 
-/* Where path_walk is. */
+/* The position of path_walk. */
 struct path_steps {
 	char *names;
 	struct dentry *dentry;
@@ -75,8 +75,8 @@ static long path_step(__u32 number, struct path_steps *s)
 }
 
 /* From a file to the root of its mount namespace, through mounts: without locks, so a rename at the same
- * moment may mix two names. Returns the bytes that are used. bpf_loop has the verifier go through a step once, and
- * not as often as there are steps, which takes seconds for all programs. */
+ * moment may mix two names. Returns the bytes that are used. With bpf_loop the verifier goes through one step, and
+ * not through every step, which takes seconds for all programs. */
 static __noinline int path_walk(char *names, struct file *file)
 {
 	struct path_steps s = { .names = names };

@@ -3,8 +3,8 @@
  * Programs that are replaced: a package manager writes a new file and renames it over the old one.
  *
  *   updater makes a file ─► sh_g_born ─► it renames the file over a trusted program ─► the new one is trusted
- *                              │ anybody else opens it to write, or truncates it
- *                              └► gone: the new one is nobody's
+ *                              │ another process opens it to write, or truncates it
+ *                              └► gone: the new one is not trusted
  *
  * Invariant: a file that gets trust here has been written by the process that renames it, and by no other.
  */
@@ -17,9 +17,9 @@
 	0x100000 /* FMODE_CREATED of linux/fs.h, 6.1 to 6.18: this open has made the file */
 
 /*
- * Files that an updater has made, and nobody else has opened to write. Key: the inode; value: struct guard_process,
- * the updater. Programs write and read. Never full; without memory, the file is none. Goes with the inode. Upgrade:
- * pinned, and taken over.
+ * Files that an updater has made, and no other process has opened to write. Key: the inode; value: struct
+ * guard_process, the updater. Programs write and read. Never full; without memory, the file is not noted. Goes with
+ * the inode. Upgrade: pinned, and taken over.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_INODE_STORAGE);
@@ -76,7 +76,7 @@ static __noinline int birth_note(struct inode *inode, int is_new)
 	return 0;
 }
 
-/* The rules that a file, which takes the place of another one, is renewed for: on a side, of a generation. */
+/* The rules that hold on for a file that takes the place of another one: on a side, of a generation. */
 static __always_inline __u64 renewed(struct inode *inode, __u32 i, __u64 generation)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -89,7 +89,7 @@ static __always_inline __u64 renewed(struct inode *inode, __u32 i, __u64 generat
 	return born && is_same(born, &process) ? renews->rules : 0;
 }
 
-/* A file takes the place of another one. That an interpreter is one holds for the new one in any case. */
+/* A file takes the place of another one. A file that replaces an interpreter counts as one in any case. */
 static __noinline int side_renew(struct inode *inode, struct inode *replaced, __u32 i)
 {
 	struct guard_side *from = side_find(replaced, i), *own, next = {};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which rules trust a process, and which protect it: both follow the chain of processes.
+ * The rules that trust a process, and the rules that protect it: both follow the chain of processes.
  *
  *   executable's label ─► exec ─► sh_g_tasks ─► fork ─► sh_g_tasks of the child
  *                          ▲
@@ -174,7 +174,7 @@ static __noinline int trust_lose(struct task_struct *leader, struct task_struct 
 	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 | (__u64)(e) << 32 | \
 	 (__u64)(f) << 40 | (__u64)(g) << 48 | (__u64)(h) << 56)
 
-/* Whether a variable has the loader (ld.so(8), iconv(3)) or an interpreter run code of its starter's. */
+/* Whether a variable makes the loader (ld.so(8), iconv(3)) or an interpreter run code of the starter's choice. */
 static __always_inline int variable_loads(__u64 word)
 {
 	if ((word & 0xffffff) == WORD('L', 'D', '_', 0, 0, 0, 0, 0))
@@ -196,11 +196,11 @@ struct strings {
 	unsigned long at;
 	unsigned long end;
 	int arguments; /* of the strings, the arguments that are still to come */
-	int is_inside; /* of a string whose beginning was read already */
+	int is_inside; /* inside of a string whose beginning was read already */
 	int is_trusted;
 };
 
-/* 1: it is known. */
+/* 1: no more strings need a look. */
 static long string_read(__u32 number, struct strings *s)
 {
 	char text[STRING_BYTES] __attribute__((aligned(8)));
@@ -210,7 +210,7 @@ static long string_read(__u32 number, struct strings *s)
 		s->is_trusted = 1;
 		return 1;
 	}
-	/* A page that was taken out comes back for this, and not for a string. */
+	/* A page that was swapped out comes back for a copy like this one, and not for a string's. */
 	if (bpf_copy_from_user(text, 1, (void *)s->at) ||
 	    bpf_copy_from_user(
 		    text, 1,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * No program: what user space must know. It holds the maps, which user space makes and
- * pins from here, and names every shared type, so that BTF has all of them and Go can be
+ * No program: the maps and types for user space. User space makes and pins the maps from
+ * here. The file names every shared type, so that BTF has all of them and Go can be
  * generated from it. All programs are loaded onto the maps of this object.
  */
 #include "maps.h"
 
-/* Types that no map's key or value leads to. */
+/* Types that no map's key or value names. */
 enum constant abi_constant;
 enum address_flag abi_address_flag;
 enum forwarding abi_forwarding;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A flow's life, moved on by its packets. Taken at most once a second for a flow in full
- * swing, and for every packet that may change its state.
+ * A flow's life, moved on by its packets: by each packet that may change the flow's state, and
+ * at most once a second by the packets of a flow in full swing.
  *
  *            client's SYN          backend answers        client goes on
  *   (none) ───────────────► 0 ───────────────► REPLIED ───────────────► ESTABLISHED
@@ -66,8 +66,8 @@ static __always_inline __u8 state_after(__u8 state, const struct packet *p, cons
 }
 
 /* Carries a change over to the twin, and a client's new next hop with it. Returns 0, or -1
- * when a client's entry has lost its twin: whoever ended that one lost the race for this
- * one to a packet, and the port may be another flow's by now. */
+ * when a client's entry has lost its twin: the CPU that ended the twin lost the race for this
+ * entry to a packet, and the port may be another flow's by now. */
 static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 				  const struct flow *f, __u8 set, __u8 clear)
 {
@@ -82,7 +82,7 @@ static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 		return f->direction == DIRECTION_CLIENT ? -1 : 0;
 	if (set | clear)
 		life_set(live, f->nonce, set, clear, twin->flow.life);
-	/* The routing table is asked at most once a second, not for every change of state. */
+	/* Look up the route at most once a second, not for every change of state. */
 	if (f->direction != DIRECTION_CLIENT ||
 	    life_age(f->life, bpf_jiffies64()) < jiffies_per_second)
 		return 0;
@@ -96,8 +96,8 @@ static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 /*
  * Whether a packet answers a connection that the client has begun past us, to the backend's own address
  * and from the closed flow's port: a SYN to the VIP would have opened the flow again. Only NAT that
- * keeps the client's address meets that. Of NAT with an address of ours it is the answer of before,
- * once more, after a reset that may be forged.
+ * keeps the client's address meets that. With NAT from an address of ours, the packet repeats an
+ * earlier answer, after a reset that may be forged.
  */
 static __always_inline int answers_past_us(const struct packet *p, const struct flow *f)
 {

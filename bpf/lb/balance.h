@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The load balancer's stages and their order, whichever the hook: the program of a hook runs
+ * The load balancer's stages and their order, the same at each hook: the program of a hook runs
  * frame_stage and carries out its verdict.
  *
  *   frame ─► parse ─► address ─┬─► not ours ──────────────────────────► pass
@@ -11,7 +11,7 @@
  *                              │                     └─► none ─► service ─► new flow ─┘
  *                              ├─► to a direct VIP ─► service ─► backend ─┬► wrap, send
  *                              │                                          └► this node: level 2, NAT
- *                              └─► nobody takes it ──────────────────► reset, unreachable
+ *                              └─► no backend takes it ──────────────► reset, unreachable
  *
  * Invariant: a packet that is not ours leaves as it came.
  */
@@ -54,7 +54,7 @@ static __always_inline enum verdict flow_resolve(struct frame_ctx *ctx, struct p
 	return VERDICT_ROUTE;
 }
 
-/* The last stage of NAT: the packet becomes what its flow says, and leaves. */
+/* The last stage of NAT: the packet gets its flow's addresses and ports, and leaves. */
 static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct packet *p,
 						 const struct settings *settings, struct flow *f,
 						 const struct backend *backend, int has_transport)
@@ -93,7 +93,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 	return verdict;
 }
 
-/* The flow's backend, if that and the service are still what they were. */
+/* The flow's backend, if neither it nor the service was removed since the flow began. */
 static __always_inline struct backend *flow_home(const struct flow *f)
 {
 	__u32 index = f->service_index;
@@ -104,8 +104,8 @@ static __always_inline struct backend *flow_home(const struct flow *f)
 	return backend_find(f->backend);
 }
 
-/* Whether a client's flow leaves a backend that is down: what has an established connection
- * stays, because a backend that fails its checks may yet serve it. */
+/* Whether a client's flow leaves a backend that is down: an established connection stays,
+ * because a backend that fails its checks may yet serve it. */
 static __always_inline int flow_deserts(const struct packet *p, const struct flow *f, __u8 draining)
 {
 	if (draining != DRAINING_DOWN || f->direction != DIRECTION_CLIENT)
@@ -119,7 +119,7 @@ enum lookup {
 	LOOKUP_BEFORE = -2, /* the flow is still the ABI's before */
 	LOOKUP_REFUSED =
 		-1, /* the packet begins another connection on a closed one's tuple, and its source may not */
-	LOOKUP_NONE = 0, /* no flow goes on: the packet is a first one, or nobody's */
+	LOOKUP_NONE = 0, /* no flow goes on: the packet is a first one, or no flow's */
 	LOOKUP_FOUND = 1,
 };
 
@@ -159,7 +159,7 @@ static __always_inline enum lookup flow_lookup(struct frame_ctx *ctx, struct pac
 		return LOOKUP_NONE;
 	backend = *home = flow_home(f);
 	if (!backend || flow_deserts(p, f, backend->draining)) {
-		/* Its backend or service was removed or is down: what comes now is placed anew. */
+		/* Its backend or service was removed or is down: this packet is placed anew. */
 		flow_end(&p->key, live, f);
 		count_reason(REASON_FLOW_MOVED, p->frame_size);
 		return LOOKUP_NONE;
@@ -265,7 +265,7 @@ static __always_inline enum verdict fragment_forward(struct frame_ctx *ctx, stru
 		verdict = fragment_direct_forward(ctx, p);
 	else
 		verdict = fragment_nat_forward(ctx, p);
-	/* RFC 1812, 4.3.2.7: no error is sent for a later fragment. RFC 4443 knows no such rule. */
+	/* RFC 1812, 4.3.2.7: no error is sent for a later fragment. RFC 4443 has no such rule. */
 	if (verdict == VERDICT_REFUSE && p->family == FAMILY_IP4 && p->fragment == FRAGMENT_LATER)
 		return drop(p, p->refusal == REFUSAL_SIZE ? REASON_TOO_BIG : REASON_ICMP_LIMITED);
 	return verdict;
@@ -313,7 +313,7 @@ static __always_inline int answers_pass(const struct settings *settings)
 	       (ctx_is_outbound() ? TO_CLIENTS_ROUTED | TO_CLIENTS_HOST : TO_CLIENTS_ROUTED);
 }
 
-/* Decides whether the packet is ours, by where it goes. */
+/* Decides whether the packet is ours, by its destination. */
 static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct packet *p)
 {
 	enum verdict verdict = transport_parse(ctx, p);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Flows of the ABI before, in the moments between the new programs' first packet and the end
- * of the carrying of its flow table. What was there when the carrying began is in sh_flows;
- * what came later is not, or is not as it was. Packets of such a flow go to the program of the
- * ABI before, which has it, until it is carried: placed anew, it would be lost.
+ * of the carrying of its flow table. A flow from before the carrying began is in sh_flows; a
+ * later flow is not, or has changed since. Packets of a later flow go to the program of the
+ * ABI before, which has the flow, until it is carried: placed anew, it would be lost.
  */
 #ifndef SHUNT_CARRY_H
 #define SHUNT_CARRY_H
@@ -12,9 +12,9 @@
 #include "switch.h"
 
 /*
- * The flow table of the ABI before, which only that writes. Key: as in sh_flows. Of
+ * The flow table of the ABI before, which only that ABI's programs write. Key: as in sh_flows. Of
  * the value only life is read, which is the second word in every ABI, and as struct flow has
- * it; user space sets the value's size. A program without FEATURE_CARRY has an empty one of
+ * it; user space sets the value's size. A program without FEATURE_CARRY has an empty map of
  * its own, which it never reads.
  */
 struct {
@@ -26,7 +26,7 @@ struct {
 
 #define LIFE_WORD 1
 
-/* Whether a key is of a flow that is still to be carried. found is what sh_flows has, or NULL. */
+/* Whether the flow of a key is still to be carried. found is its entry in sh_flows, or NULL. */
 static __noinline int carry_is_due(const struct flow_key *key, const struct flow *found)
 {
 	__u64 *before, life;
@@ -42,7 +42,7 @@ static __noinline int carry_is_due(const struct flow_key *key, const struct flow
 	return !found || !life_belongs(life, found->nonce);
 }
 
-/* Hands the packet to the program of the ABI before, and does not return if that is there. For
+/* Hands the packet to the program of the ABI before, and does not return if there is one. For
  * the place of the call, see chain.h. */
 static __always_inline void carry_back(struct frame_ctx *ctx)
 {

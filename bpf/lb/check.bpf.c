@@ -37,8 +37,8 @@ static __always_inline struct check *check_find(struct __sk_buff *ctx)
 	return sk ? bpf_sk_storage_get(&sh_checks, sk, 0, 0) : 0;
 }
 
-/* Reads the network header, which is all that packet_wrap has to know. The transport header is
- * not looked at: the packet has its backend. */
+/* Reads the network header, the only one that packet_wrap needs. The transport header does not
+ * matter: the packet has its backend. */
 static __always_inline enum verdict header_stage(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -89,7 +89,7 @@ int sh_check(struct __sk_buff *ctx)
 	int action;
 
 	if (!check)
-		return TC_ACT_SHOT; /* what the kernel says to its neighbours */
+		return TC_ACT_SHOT; /* the kernel's own packets to its neighbours */
 	check->taken = 1;
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);

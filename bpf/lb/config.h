@@ -8,8 +8,8 @@
 
 #include "types.h"
 
-/* enum feature: what something in the maps needs. The daemon loads the program anew before it
- * writes what needs more. */
+/* enum feature: the parts of the program that entries of the maps need. The daemon loads the
+ * program anew before it writes an entry that needs more. */
 volatile const __u32 features = 0;
 
 /* Bit 1 << index in sh_interfaces: the interface is at tc, so XDP cannot send out of it, and sh_deliver
@@ -25,7 +25,7 @@ volatile const __u32 interface_index = 0;
  * so a partial checksum stays partial. Native XDP loses the note. */
 volatile const __u8 generic_mode = 0;
 
-/* Send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
+/* 1: send back by redirecting to the own interface. veth's XDP_TX queues the frame for its peer
  * but wakes only a peer that has an XDP program (drivers/net/veth.c, veth_xdp_flush); its
  * redirect also wakes one that has GRO on. A bond turns XDP_TX into a redirect of its own
  * (bond_xdp_get_xmit_slave), after which Linux 6.12.117 finds pages of a veth below it in a bad
@@ -43,7 +43,7 @@ volatile const __u32 jiffies_per_second = 250;
  * that is at least a second, because 16 bits have to hold half a day. */
 volatile const __u8 tick_shift = 8;
 
-/* The daemon is taken for dead when its heartbeat is older. */
+/* The daemon counts as dead when its heartbeat is older. */
 #define HEARTBEAT_SECONDS_MAX 10
 
 #endif

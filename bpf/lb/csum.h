@@ -18,10 +18,10 @@ static __always_inline __u16 csum_fold(__u64 sum)
 }
 
 /*
- * The same of a sum below 2^36, as those of a few addresses and words are: a + b 2^16 + c 2^32
- * with c < 16. The product's two upper 16-bit digits both gain a + b + c, so what the lower
- * one carries into the upper one is the carry that has to go round, and that is all of it: the
- * digit below carries one at most, which matters where a + b + c ends in ffff, and then is due.
+ * The same for a sum below 2^36, as sums of a few addresses and words are: a + b 2^16 + c 2^32
+ * with c < 16. The product's two upper 16-bit digits both gain a + b + c, so the lower one
+ * carries into the upper one exactly the carry that has to go round: the digit below carries one
+ * at most, which matters only where a + b + c ends in ffff, and then is due.
  */
 static __always_inline __u16 csum_fold_short(__u64 sum)
 {
@@ -46,7 +46,7 @@ static __always_inline __u64 pseudo_sum(const struct addr *source, const struct 
 	       ((__u32)bpf_htons(protocol));
 }
 
-/* That of a packet as it came, in fewer steps where it is IPv4. */
+/* The pseudo-header's sum of a packet as it came, in fewer steps with IPv4. */
 static __always_inline __u64 packet_pseudo_sum(const struct packet *p)
 {
 	__u32 rest = bpf_htons(p->l4_size) + (__u32)bpf_htons((__u16)p->key.protocol);
@@ -56,15 +56,15 @@ static __always_inline __u64 packet_pseudo_sum(const struct packet *p)
 	return addr_sum(&p->key.source) + addr_sum(&p->key.destination) + rest;
 }
 
-/* A checksum field after the sum of what it covers has changed by plus - minus, each of them
- * below 2^35: a sum of a few addresses and words. */
+/* A checksum field after the sum of the words it covers has changed by plus - minus, each of
+ * them below 2^35: a sum of a few addresses and words. */
 static __always_inline __sum16 csum_update(__sum16 old, __u64 plus, __u64 minus)
 {
 	return ~csum_fold_short((__u64)(__u16)~old + plus + (__u16)~csum_fold_short(minus));
 }
 
-/* That of an IPv4 header after one was taken off the TTL, the high octet of its 16-bit word
- * (RFC 1141). The sum has lost 0x0100, so the complement gains it. */
+/* The checksum of an IPv4 header after its TTL has gone down by one. The TTL is the high octet of
+ * its 16-bit word (RFC 1141). The sum has lost 0x0100, so the complement gains it. */
 static __always_inline __sum16 csum_ttl_update(__sum16 old)
 {
 	__u32 sum = (__u32)old + bpf_htons(0x0100);
@@ -72,7 +72,7 @@ static __always_inline __sum16 csum_ttl_update(__sum16 old)
 	return sum + (sum >= 0xffff);
 }
 
-/* plus - minus, as the kernel's helpers take it. */
+/* plus - minus, in the form that the kernel's helpers take. */
 static __always_inline __u32 csum_gain(__u64 plus, __u64 minus)
 {
 	return (__u32)csum_fold(plus) + (__u16)~csum_fold(minus);

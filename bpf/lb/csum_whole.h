@@ -40,7 +40,7 @@ static long csum_chunk_add(__u32 index, void *context)
 		size = CSUM_CHUNK;
 	/* The verifiers of 6.1 and 6.12 learn no lower bound from a comparison with zero, and
 	 * clang 19 would compare one copy of size and pass another: so the bound is put on one
-	 * less, out of clang's sight. Goes when both are older than what we support. */
+	 * less, out of clang's sight. Goes when we support neither of the two. */
 	last = size - 1;
 	asm volatile("" : "+r"(last));
 	if (!chunk || last >= CSUM_CHUNK)
@@ -60,8 +60,8 @@ static long csum_chunk_add(__u32 index, void *context)
 
 /*
  * The sum of size bytes from offset on, fragments of a multi-buffer frame included; not
- * folded. offset must be even relative to what is summed. Returns 0, or -1 when the frame
- * is shorter than that. *sum must have a value before: the verifier takes it for an argument.
+ * folded. offset must be even relative to the summed bytes. Returns 0, or -1 when the frame
+ * is shorter. *sum must have a value before: the verifier takes it for an argument.
  */
 __stage int csum_whole(struct frame_ctx *ctx, __u32 offset, __u32 size, __u64 *sum)
 {

@@ -19,8 +19,8 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Bit 1 << index in sh_interfaces: a veth whose other end is in another network namespace. Those from
- * INTERFACE_MAX on all are. */
+/* Bit 1 << index in sh_interfaces: a veth whose other end is in another network namespace. All from
+ * INTERFACE_MAX on are such. */
 volatile const __u64 tc_peers = 0;
 
 #define PACKET_TO_HOST 0 /* PACKET_HOST of linux/if_packet.h */
@@ -34,11 +34,11 @@ static __always_inline __u16 pseudo_sum_of(const struct frame_ctx *ctx, const st
 }
 
 /*
- * sh_xdp has finished a checksum that the sender left to hardware. A driver that made the frame of an
- * sk_buff, as veth does, has kept the note that it is unfinished, and whoever acts on the note would
+ * sh_xdp has finished a checksum that the sender left to hardware. A driver that made the frame from an
+ * sk_buff, as veth does, has kept the note that it is unfinished, and a device that acts on the note would
  * sum the sum. The kernel leaves a field with that note alone when we say that payload has changed,
- * which shows whether it is there (inet_proto_csum_replace_by_diff); then the field becomes what the
- * note says it is, the sum of the pseudo-header. Else the field stays as it was. Returns 0, or -1.
+ * which shows whether the note is there (inet_proto_csum_replace_by_diff); then the field gets the value
+ * that the note announces, the pseudo-header's sum. Else the field stays as it was. Returns 0, or -1.
  */
 static __noinline int csum_reopen(struct frame_ctx *ctx, const struct mark *mark)
 {
@@ -100,7 +100,7 @@ int sh_deliver(struct frame_ctx *ctx)
 	if (!out || !out->ifindex || !interface_is_tc(index))
 		return drop_counted(ctx, REASON_EGRESS_UNLISTED);
 	__builtin_memcpy(eth->h_source, out->mac, ETH_ALEN);
-	/* The tags are those that the frame came in with: sh_vlan has put them on again. */
+	/* The tags are the ones that the frame came in with: sh_vlan has put them on again. */
 	if (ctx->vlan_present && bpf_skb_vlan_pop(ctx))
 		return drop_counted(ctx, REASON_INTERNAL);
 	if (ctx->vlan_present && bpf_skb_vlan_pop(ctx))
@@ -109,7 +109,7 @@ int sh_deliver(struct frame_ctx *ctx)
 		return drop_counted(ctx, REASON_INTERNAL);
 	if (index < INTERFACE_MAX && !(tc_peers >> index & 1))
 		return bpf_redirect(out->ifindex, 0);
-	/* The stack there looks at it next, and took the destination for another station's here. */
+	/* The stack there handles the frame next; this host's took it for another station's. */
 	if (bpf_skb_change_type(ctx, PACKET_TO_HOST))
 		return drop_counted(ctx, REASON_INTERNAL);
 	return bpf_redirect_peer(out->ifindex, 0);

@@ -57,7 +57,7 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	out = direct_route(ctx, p, settings, backend, &hop, &reason);
 	if (!out)
 		return drop(p, reason);
-	/* This host's stack has the VIP: nothing has to carry the packet there. */
+	/* This host's stack has the VIP: the packet needs no tunnel. */
 	if (hop_is_host(hop, out)) {
 		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
 			      is_first(p));
@@ -66,7 +66,7 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 		return host_send(p, own_index(ctx));
 	}
 	if (service->forwarding == FORWARDING_DSR_L2) {
-		/* Seen a second time, at the interface it goes by. */
+		/* The packet comes by a second time, at the interface that it leaves by. */
 		if (ctx_is_outbound() && hop_is_taken(ctx, hop))
 			return pass(p, REASON_NOT_OURS);
 		if (hop_leads_back(ctx, hop))
@@ -81,8 +81,8 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	return ethernet_send(ctx, p, hop, out);
 }
 
-/* Whether a packet may go to a service with direct return: its source may, and the service lets it
- * in. */
+/* Whether a packet may go to a service with direct return: its source is a possible one, and the
+ * service lets it in. */
 static __always_inline enum verdict direct_admit(struct packet *p, const struct settings *settings,
 						 const struct service *service, __u32 service_index)
 {
@@ -91,8 +91,8 @@ static __always_inline enum verdict direct_admit(struct packet *p, const struct 
 	return admit(p, service, service_index, is_first(p));
 }
 
-/* Direct return: no flow entry, unless the slot is not settled. VERDICT_NEXT: the packet is
- * not for such a service. */
+/* Direct return: no flow entry while the slot is settled. VERDICT_NEXT: the packet is not for
+ * a service with direct return. */
 static __always_inline enum verdict direct_stage(struct frame_ctx *ctx, struct packet *p,
 						 const struct settings *settings,
 						 __u32 service_index)

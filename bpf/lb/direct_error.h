@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP errors about what backends of direct return have sent.
+ * ICMP errors about packets that backends of direct return have sent.
  *
  *   outer  router → VIP                     goes on to the flow's backend, as the service says
  *   quote  VIP:port → client:port           the backend's own packet
  *
- * The quote reversed is the tuple of the client's packets, so hash, slot and remembered flows say
- * which backend it is, as they do for those. Wherever all of a fleet's balancers have the same
- * table, each of them sends the error to the right one, whichever the network has chosen.
+ * The quote reversed is the tuple of the client's packets, so hash, slot and remembered flows name
+ * its backend, as they do for those packets. If all of a fleet's balancers have the same table,
+ * each of them sends the error to the right backend, whichever balancer the network has chosen.
  *
- * Invariant: an error changes nothing that is known about flows. Anybody can forge one.
+ * Invariant: an error changes no entry of a flow. Anybody can forge one.
  */
 #ifndef SHUNT_DIRECT_ERROR_H
 #define SHUNT_DIRECT_ERROR_H
@@ -19,7 +19,7 @@
 #include "place.h"
 #include "service.h"
 
-/* The packet of a client that an ICMP error tells of. */
+/* The packet of a client whose flow an ICMP error is about. */
 struct accused {
 	struct packet packet;
 	__u32 service_index;
@@ -27,7 +27,7 @@ struct accused {
 
 SCRATCH(sh_accused, struct accused);
 
-/* The service of the client's packets; SERVICE_NONE also where it rewrites them. */
+/* The service of the client's packets; SERVICE_NONE also if the service uses NAT. */
 static __always_inline __u32 quoted_service(const struct packet *quoted)
 {
 	struct settings *settings = settings_get();
@@ -40,8 +40,8 @@ static __always_inline __u32 quoted_service(const struct packet *quoted)
 	return direct_service_find(index) ? index : SERVICE_NONE;
 }
 
-/* The backend that has sent what an ICMP error to a VIP quotes; 0: it is no error, or about no
- * service with direct return. The tuple and the service are left in sh_accused. */
+/* The backend that has sent the packet which an ICMP error to a VIP quotes; 0: it is no error, or
+ * about no service with direct return. The tuple and the service are left in sh_accused. */
 __stage __u32 error_owner(struct frame_ctx *ctx, struct packet *p)
 {
 	struct accused *accused = scratch_of(&sh_accused);

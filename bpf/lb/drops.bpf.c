@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Counts the frames that the kernel refused after our verdict. They never come back to
- * the program at XDP, so three tracepoints tell:
+ * the program at XDP, so three tracepoints count them:
  *
- *   XDP_TX ──────► ring of the driver ─► xdp_bulk_tx: so many were dropped
+ *   XDP_TX ──────► ring of the driver ─► xdp_bulk_tx: the count of dropped frames
  *   XDP_REDIRECT ─┬► refused at once ──► xdp_redirect_err: one frame, too long or not sendable
- *                 └► devmap's queue ───► xdp_devmap_xmit: so many were dropped
+ *                 └► devmap's queue ───► xdp_devmap_xmit: the count of dropped frames
  *
  * A frame refused at once never enters the queue, so none is counted twice. Of kernels
  * 6.1 to 6.18 only veth reports XDP_TX through xdp_bulk_tx.
@@ -29,7 +29,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Inode of the network namespace (stat of /proc/self/ns/net). 0: every namespace. */
 volatile const __u32 netns_inode = 0;
 
-/* As much of the kernel's types as is read; the loader fits the offsets to its kernel. */
+/* The fields of the kernel's types that are read; the loader fits the offsets to its kernel. */
 struct ns_common {
 	unsigned int inum;
 } __attribute__((preserve_access_index));
@@ -85,7 +85,7 @@ int BPF_PROG(sh_redir_err, const struct net_device *dev)
 	return 0;
 }
 
-/* A queue holds frames of one device they came in by: from says whose verdict it was. */
+/* A queue holds frames that came in by one device: from is the device whose program decided. */
 SEC("tp_btf/xdp_devmap_xmit")
 int BPF_PROG(sh_devmap_xmit, const struct net_device *from, const struct net_device *to, int sent,
 	     int drops)

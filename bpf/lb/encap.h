@@ -36,7 +36,7 @@ struct outer {
 	__u8 protocol;     /* of the inner packet */
 	__u8 tos;
 	__u8 is_gue;
-	__u8 is_ip4; /* the outer header; asked once, for the compiler has to read what is in a map again */
+	__u8 is_ip4; /* the outer header; a copy, for the compiler would read the map's memory again */
 };
 
 struct gue {
@@ -46,8 +46,8 @@ struct gue {
 	__be16 flags;
 };
 
-/* UDP and GUE headers. A zero checksum is what RFC 6935 and 6936 allow a tunnel over IPv6:
- * the inner packet has its own. */
+/* UDP and GUE headers. RFC 6935 and 6936 allow a tunnel over IPv6 a zero checksum: the inner
+ * packet has its own. */
 static __always_inline void gue_fill(struct gue *gue, const struct outer *o, __be16 port)
 {
 	gue->udp.source = bpf_htons(GUE_PORT_BASE | (o->entropy >> 18));
@@ -107,7 +107,7 @@ static __always_inline int ip6_push(void *data, void *data_end, const struct out
 	return 0;
 }
 
-/* Takes one off the TTL or hop limit, and notes what the outer header copies. */
+/* Takes one off the TTL or hop limit, and notes the fields that the outer header copies. */
 static __always_inline int inner_prepare(struct frame_ctx *ctx, const struct packet *p,
 					 struct outer *o)
 {
@@ -122,7 +122,7 @@ static __always_inline int inner_prepare(struct frame_ctx *ctx, const struct pac
 			return -1;
 		o->protocol = IPPROTO_IPIP_;
 		o->tos = ip->tos;
-		/* DF is copied. The identification matters only to who fragments: RFC 6864, 4.1. */
+		/* DF is copied. The identification matters only to fragments: RFC 6864, 4.1. */
 		if (!(ip->frag_off & bpf_htons(IP4_DF)))
 			o->ip4_second = (__u16)bpf_get_prandom_u32();
 		ip->check = csum_ttl_update(ip->check);
@@ -163,8 +163,8 @@ static __always_inline int outer_source(struct outer *o, const struct settings *
 
 /*
  * Completes a transport checksum that the sender left to hardware (csum.h), where the next
- * host would see it as wrong: generic XDP keeps the sk_buff's note, and with it the rest.
- * One that only looks unfinished sums up to itself. Returns 0, or -1.
+ * host would see it as wrong: generic XDP keeps the sk_buff's note, and the kernel finishes it.
+ * A checksum that only looks unfinished sums up to itself. Returns 0, or -1.
  */
 static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 {
@@ -214,7 +214,7 @@ static __always_inline int outer_push(struct frame_ctx *ctx, const struct outer 
 	return o->is_ip4 ? ip4_push(data, data_end, o, port) : ip6_push(data, data_end, o, port);
 }
 
-/* Wraps the packet as the forwarding mode says. With VERDICT_REFUSE it is as it was. */
+/* Wraps the packet as the forwarding mode says. With VERDICT_REFUSE the packet is unchanged. */
 static __always_inline enum verdict packet_wrap(struct frame_ctx *ctx, struct packet *p,
 						const struct settings *settings, __u32 forwarding,
 						const struct addr *backend,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who may, and how often: a service's lists of prefixes, and the bound on the new flows of one
- * source address.
+ * The sources that may use a service, and how often: the service's lists of prefixes, and the bound
+ * on the new flows of one source address.
  *
  *   source ─► sh_filters ─► allowed ─► sh_source_rates ─► one new flow less left ─► goes on
  *                  └► refused               └► none left ─► dropped
  *
- * Asked where a flow begins. With direct return no flow is known to have begun, so every packet
+ * Asked where a flow begins. With direct return no stage knows where a flow begins, so every packet
  * of a service with lists is held against them, and SYNs are counted as new flows.
  */
 #ifndef SHUNT_FILTER_H
@@ -31,7 +31,7 @@ static __always_inline __u64 word_prefix(__be64 word, __s32 bits)
 	return word & bpf_cpu_to_be64(~0ULL << (64 - bits & 63));
 }
 
-/* The check of the key that a prefix of this length has (struct filter). */
+/* The check of a prefix's key (struct filter), for a prefix of this length. */
 static __always_inline __u32 filter_check(const struct addr *source, __u32 service, __u32 bits)
 {
 	struct addr prefix = {
@@ -45,7 +45,7 @@ static __always_inline __u32 filter_check(const struct addr *source, __u32 servi
 /*
  * Whether the lists let a source in. The longest prefix decides, and the reconciler puts one of
  * length 0 behind the others, so finding none means that the lists are being taken away or that
- * the trie is being changed around the look-up: who is not known to be let in is not.
+ * the trie is being changed around the look-up: a source that no prefix lets in stays out.
  */
 static __always_inline int source_is_allowed(const struct packet *p, __u32 service)
 {
@@ -72,7 +72,7 @@ static __always_inline __u64 source_tag(const struct source_key *key)
 	return key->source.high * MIX_0 + key->source.low * MIX_1 + key->service * MIX_2;
 }
 
-/* Returns the credit of a source by now: the rest of then, and the credit for the time since. */
+/* Returns the credit of a source by now: the credit of then, and that for the time since. */
 static __always_inline __u64 credit_now(__u64 word, __u32 now, __u32 rate)
 {
 	__u64 credit = word >> 32, full = (__u64)rate * jiffies_per_second;
@@ -88,9 +88,9 @@ static __always_inline __u64 credit_now(__u64 word, __u32 now, __u32 rate)
 
 /*
  * Takes one of the new flows that a source may have, and says whether there was one. Each second
- * brings `rate` of them, and no more than so many are kept. A source that exceeds its rate
- * writes nothing. Of packets that several CPUs see at once a few more may be let through, and a
- * source that was forgotten because the table is full begins anew, with all of them.
+ * brings `rate` of them, and at most `rate` are kept. A source that exceeds its rate writes
+ * nothing. If several CPUs see packets at once a few more may be let through, and a source that
+ * was forgotten because the table is full begins anew, with all of them.
  */
 static __always_inline int source_may_begin(const struct packet *p, __u32 service, __u32 rate)
 {
@@ -123,8 +123,8 @@ static __always_inline int source_may_begin(const struct packet *p, __u32 servic
 	return 1;
 }
 
-/* Whether a packet's source may use the service: REASON_NONE, or why not. begins: the packet
- * begins a flow. */
+/* REASON_NONE: the packet's source may use the service; else the reason why not. begins: the
+ * packet begins a flow. */
 __stage enum reason client_admit(const struct packet *p, __u32 service_index, int begins)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
@@ -141,7 +141,7 @@ __stage enum reason client_admit(const struct packet *p, __u32 service_index, in
 	return REASON_NONE;
 }
 
-/* Lets a packet's source use the service, or drops the packet. Asks only where the service does. */
+/* Lets a packet's source use the service, or drops the packet. Without limits it does nothing. */
 static __always_inline enum verdict admit(struct packet *p, const struct service *service,
 					  __u32 index, int begins)
 {

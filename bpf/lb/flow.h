@@ -10,7 +10,7 @@
  * so a twin's key is the rewritten tuple, reversed. Nothing holds a pointer to either.
  *
  * No timer runs. An entry is over when its own and its twin's last packet are older than
- * the timeout of its state; whoever meets such an entry (a packet of the flow, a search
+ * the timeout of its state; the first to meet such an entry (a packet of the flow, a search
  * for a free port, the hand of a ring, sh_sweep) ends it. To end an entry is to set
  * FLOW_DEAD by compare-and-swap: one party wins, and it alone deletes.
  */
@@ -89,7 +89,7 @@ static __always_inline struct flow *flow_find(const struct flow_key *key, struct
 	if (!live)
 		return 0;
 	__builtin_memcpy(copy, live, sizeof(*copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
+	/* The compiler must not read the live entry again in place of the copy. */
 	asm volatile("" : : "r"(copy) : "memory");
 	if (copy->seal != flow_seal(key, copy) || !life_belongs(copy->life, copy->nonce)) {
 		count_reason(REASON_FLOW_RECYCLED, 0);
@@ -106,7 +106,7 @@ struct entry {
 	struct flow flow;
 };
 
-/* The other one of the entry that is looked at. */
+/* The twin of the entry that is looked at. */
 SCRATCH(sh_twin, struct entry);
 
 static __always_inline void twin_key(const struct flow_key *key, const struct flow *f,
@@ -128,7 +128,7 @@ static __always_inline __u32 flow_timeout(const struct settings *s, __u8 protoco
 		return s->timeouts[TIMEOUT_UDP];
 	if (state & FLOW_RESET)
 		return s->timeouts[TIMEOUT_TCP_RESET];
-	/* before the FINs: who never finished a handshake cannot close, only hold a port */
+	/* before the FINs: a client that never finished a handshake cannot close, only hold a port */
 	if (!(state & FLOW_ESTABLISHED))
 		return s->timeouts[TIMEOUT_TCP_HANDSHAKE];
 	if ((state & fins) == fins)
@@ -178,8 +178,8 @@ static __always_inline int entry_end(const struct flow_key *key, struct flow *li
 					old | (__u64)FLOW_DEAD << LIFE_STATE_SHIFT) != old)
 		return 0;
 	if (bpf_map_delete_elem(&sh_flows, key)) {
-		/* Linux 6.1 answers EBUSY where a bucket's lock is held by what this packet
-		 * interrupted. The entry is still ours alone: bring it back, for a later try. */
+		/* Linux 6.1 answers EBUSY if the code that this packet interrupted holds the
+		 * bucket's lock. The entry is still ours alone: bring it back, for a later try. */
 		live->life = old;
 		return 0;
 	}
@@ -210,8 +210,8 @@ __stage int twin_end(const struct flow_key *key, const struct flow *copy)
 }
 
 /*
- * Takes a flow off its service's count. For whoever ended its client's entry, once that and the
- * twin are dealt with: called from further down it would make the deepest chain of stacks longer.
+ * Takes a flow off its service's count. The caller has ended the client's entry, and is done with it
+ * and the twin: a call from further down would make the deepest chain of stacks longer.
  */
 static __noinline int service_flow_end(const struct flow *copy)
 {
@@ -225,8 +225,8 @@ static __noinline int service_flow_end(const struct flow *copy)
 	return 0;
 }
 
-/* Ends both entries of a flow, the found one first. Returns how many it was that ended: 0 if
- * the flow has come back, or somebody else is ending it. */
+/* Ends both entries of a flow, the found one first. Returns the number of ended entries: 0 if
+ * the flow has come back, or another CPU is ending it. */
 static __always_inline int flow_end(const struct flow_key *key, struct flow *live,
 				    const struct flow *copy)
 {

@@ -2,21 +2,21 @@
 /*
  * Fragments of TCP and UDP to us follow the first one of their datagram.
  *
- *   first ─► the ordinary stages ─► sent ─► note in sh_fragments: what it became
+ *   first ─► the ordinary stages ─► sent ─► note in sh_fragments: its flow or backend
  *   later ─► note ─┬─► found ─► as the first: addresses rewritten, or wrapped whole
  *                  └─► none ──► placed by its addresses alone, where the service allows it
  *                               (hash: addresses); else dropped, as fragment_early
  *
- * Nothing is kept back: a later fragment that overtakes its first one costs the datagram, and
- * the sender's next one is another. A note is sealed like a flow's entry, because hash elements are
- * recycled without a grace period.
+ * No fragment is held back: a later fragment that overtakes its first one costs the datagram, and
+ * the sender repeats it under another identification. A note is sealed like a flow's entry, because
+ * hash elements are recycled without a grace period.
  *
  * A note may be older than its datagram: identifications come round (RFC 4963). The next first
  * fragment replaces it; until then, and for NOTE_SECONDS_MAX at most, a later fragment would
  * go where the datagram before went, and end there in a reassembly that its checksum fails.
  *
  * Checksums: the first fragment's covers the whole datagram, so it is only ever updated. One
- * that the sender had left to hardware cannot be met: who fragments completes it first
+ * that the sender had left to hardware cannot occur: the host that fragments completes it first
  * (skb_checksum_help in the kernel's ip_do_fragment and ip6_fragment), for no hardware could.
  */
 #ifndef SHUNT_FRAGMENT_H
@@ -28,7 +28,7 @@
 #include "service.h"
 
 /* As long as Linux waits for the rest of a datagram (IP_FRAG_TIME; for IPv6 it waits 60 s, as
- * RFC 8200 says): what comes later is, at an IPv4 backend, of no use, and the longer a note is
+ * RFC 8200 says): a later fragment is of no use to an IPv4 backend, and the longer a note is
  * believed, the more identifications have come round. */
 #define NOTE_SECONDS_MAX 30
 
@@ -54,7 +54,7 @@ static __always_inline __u64 note_seal(const struct flow_key *key, const struct 
 	return flow_seal(key, &note->flow) + ((__u64)note->hash << 32 | note->kind) * MIX_11;
 }
 
-/* Leaves noting->note as that of the packet's datagram. */
+/* Stores noting->note as the note of the packet's datagram. */
 __stage int note_put(void)
 {
 	struct noting *noting = scratch_of(&sh_noting);
@@ -80,7 +80,7 @@ static __always_inline int note_find(struct noting *noting)
 	if (!live)
 		return 0;
 	__builtin_memcpy(copy, live, sizeof(*copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
+	/* The compiler must not read the live entry again in place of the copy. */
 	asm volatile("" : : "r"(copy) : "memory");
 	if (copy->flow.seal != note_seal(&noting->key, copy) ||
 	    !life_belongs(copy->flow.life, copy->flow.nonce)) {
@@ -97,7 +97,7 @@ static __always_inline void note_begin(struct note *note, enum note_kind kind)
 	note->kind = kind;
 }
 
-/* For a first fragment that NAT sends: f is its flow. */
+/* Makes the note of a first fragment that NAT sends: f is its flow. */
 __stage int nat_note(const struct flow *f)
 {
 	struct noting *noting = scratch_of(&sh_noting);
@@ -110,7 +110,7 @@ __stage int nat_note(const struct flow *f)
 	return note_put();
 }
 
-/* For a first fragment to a port that has no service. */
+/* Makes the note of a first fragment to a port that has no service. */
 __stage int pass_note(void)
 {
 	struct noting *noting = scratch_of(&sh_noting);
@@ -121,8 +121,8 @@ __stage int pass_note(void)
 	return note_put();
 }
 
-/* The transport header of a first fragment must be there to the end: without flags and ports
- * nobody on the path can judge it (RFC 1858, 3; RFC 7112, 5). */
+/* The transport header of a first fragment must be complete: without flags and ports no host
+ * on the path can judge it (RFC 1858, 3; RFC 7112, 5). */
 static __always_inline enum verdict first_parse(struct frame_ctx *ctx, struct packet *p)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -154,8 +154,8 @@ static __always_inline enum verdict first_parse(struct frame_ctx *ctx, struct pa
 	return VERDICT_NEXT;
 }
 
-/* A later fragment that reaches into the TCP header which the first one has whole would change
- * it behind our back (RFC 3128). A UDP header ends where the first of them may begin. */
+/* A later fragment that reaches into the TCP header, which the first one has whole, would change
+ * it behind our back (RFC 3128). A UDP header ends before any later fragment can begin. */
 static __always_inline enum verdict later_parse(struct packet *p, __u8 protocol, __u32 offset)
 {
 	p->fragment = FRAGMENT_LATER;
@@ -216,7 +216,7 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 
 	if ((void *)(header + 1) > data_end || p->l4_size < sizeof(*header))
 		return pass(p, REASON_MALFORMED);
-	/* RFC 8200, 4.5: fragments of one packet may differ in what they say comes next. */
+	/* RFC 8200, 4.5: fragments of one packet may differ in their next header. */
 	key->protocol = IPPROTO_FRAGMENT;
 	key->source_port = header->id[0];
 	key->destination_port = header->id[1];
@@ -225,7 +225,7 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 	p->l4_size -= sizeof(*header);
 	field = bpf_ntohs(header->offset_and_more);
 	if (field & IP6_OFFSET_BITS) {
-		/* Behind an extension header there may be TCP or UDP, which only the first says. */
+		/* Behind an extension header there may be TCP or UDP: only the first shows it. */
 		if (header->next != IPPROTO_TCP && header->next != IPPROTO_UDP &&
 		    !ip6_is_extension(header->next))
 			return pass(p, REASON_FRAGMENT);
@@ -238,8 +238,8 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 }
 
 /*
- * From a fragment to what the ordinary stages take. VERDICT_NEXT: the packet has its ports, and
- * either is a first fragment or was none; VERDICT_FRAGMENT: a later one. The
+ * Prepares a fragment for the ordinary stages. VERDICT_NEXT: the packet has its ports, and is
+ * either a first fragment or a whole packet; VERDICT_FRAGMENT: a later fragment. The
  * key of its note is in noting->key.
  */
 __stage enum verdict fragment_parse(struct frame_ctx *ctx, struct packet *p)
@@ -280,7 +280,7 @@ static __always_inline enum verdict fragment_choose(struct packet *p,
 	note_begin(note, NOTE_DIRECT);
 	note->flow.service_index = index;
 	note->flow.service_generation = service->generation;
-	/* The same for those that have no ports, and come here before the first. */
+	/* The same hash as for later fragments, which have no ports and may come before the first. */
 	note->hash = service->flags & SERVICE_HASHES_ADDRESSES ?
 			     addresses_hash(&p->key, service->seed) :
 			     flow_hash(&p->key, service->seed);
@@ -289,8 +289,8 @@ static __always_inline enum verdict fragment_choose(struct packet *p,
 }
 
 /*
- * Places a later fragment that has no note, where its addresses alone decide: that is where its
- * first one goes, whichever balancer that reaches, unless flows of the slot may be elsewhere.
+ * Places a later fragment without a note, if its addresses alone decide: the first fragment goes
+ * to the same backend, through any balancer, unless flows of the slot may be elsewhere.
  */
 static __always_inline enum verdict fragment_place(struct packet *p,
 						   const struct settings *settings, __u32 flags,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Runs in the place of sh_xdp while another ABI takes over, and hands every packet on to the
- * program of the ABI that is in charge. Links can be changed only one by one, and a flow whose
- * two directions met different flow tables would be lost; sh_switch changes all interfaces in
+ * program of the ABI that is in charge. Links can be changed only one by one, and a flow would be
+ * lost if its two directions met different flow tables; sh_switch changes all interfaces in
  * one store.
  */
 #include "switch.h"

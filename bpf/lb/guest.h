@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The hook for a guest: the program of another product of shunt's on the same interface. It gets the packets that
- * the balancer's programs pass to the stack unchanged, and passes on those it does not take:
+ * the balancer's programs pass to the stack unchanged, and passes on the ones it does not take:
  *
  *   frame ─► sh_xdp (─► sh_decap) ─► passes ─► guest ─► the program after (chain.h) ─► the stack
  *

@@ -6,7 +6,7 @@
  *                    ├─► passes, may be a tunnel ─► sh_decap ─► the stack
  *                    └─► for this node of a cluster ─► sh_tunnelled, and so does sh_decap there
  *
- * Invariant: neither sh_decap nor sh_tunnelled calls sh_xdp, so that what was taken out of a tunnel is never put into another.
+ * Invariant: neither sh_decap nor sh_tunnelled calls sh_xdp, so that a packet out of a tunnel is not put into another.
  *
  * And hands passing packets to another product of shunt's on the same interface, which takes some of
  * them (docs/design/39-guest.md):
@@ -21,7 +21,7 @@
 #include "guest.h"
 #include "maps.h"
 
-/* Hands what sh_xdp passes, and may be a tunnel's packet, to sh_decap; returns if there is none. All
+/* Hands a passing packet that may be a tunnel's to sh_decap; returns if there is no sh_decap. All
  * other packets that pass are spared the call. A fragment goes there to be counted. For the place of
  * the call, see chain.h. */
 static __always_inline void tunnel_hand_on(struct frame_ctx *ctx, const struct packet *p)

@@ -5,7 +5,7 @@
  * Towards a backend the daemon keeps the word fresh in sh_backends; when the daemon is
  * silent, the routing table is asked for each packet. Towards a client the word lies in
  * the flow: at first the hop that the client's packet came from, then the routing table's
- * where it has one, looked up again at most once a second.
+ * if it has one, looked up again at most once a second.
  */
 #ifndef SHUNT_HOP_H
 #define SHUNT_HOP_H
@@ -18,8 +18,8 @@
 
 /*
  * bpf_fib_lookup answers only from an interface whose forwarding is on. Asked from the
- * loopback it decides as for a packet the host sends, and forwarding on lo lets nothing
- * through that was not let through before; the daemon switches it on.
+ * loopback it decides as for a packet that the host sends, and forwarding on lo lets no
+ * further packets through; the daemon switches it on.
  */
 #define LOOPBACK_IFINDEX 1
 
@@ -118,7 +118,7 @@ static __always_inline __u64 hop_back(struct frame_ctx *ctx)
 	return hop_make(eth->h_source, own_index(ctx));
 }
 
-/* The hop to a client: the routing table's, or else the one that this packet came from. */
+/* The hop to a client: the routing table's, or else the hop that this packet came from. */
 static __apart __u64 hop_to_client(struct frame_ctx *ctx, const struct flow_key *key)
 {
 	enum reason reason;
@@ -150,7 +150,7 @@ static __always_inline __u64 hop_to_backend(struct frame_ctx *ctx, const struct 
 		count_reason(REASON_FIB_FALLBACK, 0);
 		return found;
 	}
-	/* Better the last known hop than none: the kernel may simply not have asked yet. */
+	/* The last known hop is better than none: the kernel may not have asked for it yet. */
 	return hop;
 }
 

@@ -5,7 +5,7 @@
  * where no backend takes it.
  *
  * An error quotes a packet that we sent, as we sent it, so the flow's entry is the one
- * whose packets travel the other way, and the error goes where those go:
+ * whose packets travel the other way, and the error goes where these packets go:
  *
  *   outer  router → quoted source               becomes   f.source → f.destination
  *   quote  quoted source → quoted destination   becomes   f.destination → f.source
@@ -82,9 +82,9 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 	if (p->family == FAMILY_IP4) {
 		if ((void *)(ip + 1) > data_end)
 			return drop(p, REASON_INTERNAL);
-		/* 0 and 0xffff are both zero in one's complement (RFC 1624, 3). Where all that
-		 * follows is zeros, as type and code are, 0xffff alone is right; of any other
-		 * answer both are. */
+		/* 0 and 0xffff are both zero in one's complement (RFC 1624, 3). If only zeros
+		 * follow, as type and code are, 0xffff alone is right; for any other answer
+		 * both are. */
 		if (!icmp->checksum)
 			icmp->checksum = 0xffff;
 		ip->check = csum_update(ip->check, ANSWER_TTL, ip->ttl);
@@ -104,15 +104,15 @@ static __noinline enum verdict echo_answer(struct frame_ctx *ctx, struct packet 
 
 /* --- errors --------------------------------------------------------------------- */
 
-/* The flow that an error quotes a packet of. */
+/* The flow whose packet an error quotes. */
 SCRATCH(sh_quoted, struct entry);
 
 /* The packet that an error quotes. Offsets are from the start of the frame. */
 struct quote {
 	struct flow_key *key; /* of the packets that travel the other way */
 	struct flow *flow;    /* a copy */
-	__u64 plus;       /* what the words under the error's checksum have gained … */
-	__u64 minus;       /* … and lost */
+	__u64 plus;       /* the gain of the words under the error's checksum … */
+	__u64 minus;       /* … and their loss */
 	__u32 ip_offset;
 	__u32 l4_offset;
 	__u32 l4_size; /* how much of the transport header and payload is quoted */
@@ -195,7 +195,7 @@ static __noinline enum verdict quote_parse(struct frame_ctx *ctx, struct packet 
 	return VERDICT_NEXT;
 }
 
-/* The hop to where the flow's packets go; 0 with *reason set. */
+/* The hop that the flow's packets go to; 0 with *reason set. */
 static __noinline __u64 error_hop(struct frame_ctx *ctx, const struct flow *f, enum reason *reason)
 {
 	struct settings *settings = settings_get();
@@ -305,7 +305,7 @@ static __always_inline int icmp_is_error(__u8 family, __u8 type)
 
 /*
  * Carries an ICMP error through the NAT. VERDICT_NEXT: it is not an error, or the quoted
- * packet is of no flow of ours.
+ * packet belongs to no flow of ours.
  */
 __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *p)
 {
@@ -341,7 +341,7 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 		return drop(p, reason);
 	if (quote_addresses_rewrite(ctx, &q) || quote_transport_rewrite(ctx, &q))
 		return drop(p, REASON_INTERNAL);
-	/* Where NAT leaves the client its address, the router that speaks keeps its own. */
+	/* If NAT keeps the client's address, the router that sent the error keeps its own. */
 	if (q.flow->direction == DIRECTION_CLIENT && addr_equal(&q.flow->source, &q.key->source))
 		q.flow->source = p->key.source;
 	if (error_rewrite(ctx, p, &q))
@@ -371,8 +371,8 @@ struct icmp_tokens {
 	__u64 level; /* tokens times jiffies_per_second */
 };
 
-/* enum token -> those left for what we send, per CPU. Written and read by the programs alone.
- * Never full. An upgrade may begin with a new one: every CPU gets full buckets. */
+/* enum token -> the tokens left for packets of our own, per CPU. Written and read by the programs
+ * alone. Never full. An upgrade may begin with a new one: every CPU gets full buckets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -402,7 +402,7 @@ static __always_inline int token_take(__u32 kind, __u32 rate)
 	return 1;
 }
 
-/* The address errors are sent from: the interface's, or else the one the packet went to. */
+/* The source address of errors: the interface's, or else the packet's destination. */
 static __always_inline struct addr error_source(const struct frame_ctx *ctx, const struct packet *p)
 {
 	__u32 index = own_index(ctx);
@@ -415,7 +415,7 @@ static __always_inline struct addr error_source(const struct frame_ctx *ctx, con
 	return a->high || a->low ? *a : p->key.destination;
 }
 
-/* Cuts the frame to what is quoted and makes room for two new headers. Returns 0, or -1. */
+/* Cuts the frame to the quoted bytes and makes room for two new headers. Returns 0, or -1. */
 static __always_inline int quote_make(struct frame_ctx *ctx, const struct packet *p,
 				      __u32 headers_size, __u32 quote_size)
 {
@@ -428,7 +428,7 @@ static __always_inline int quote_make(struct frame_ctx *ctx, const struct packet
 
 /*
  * Whether the sk_buff says that the transport checksum is still open: it is then filled in when the
- * frame leaves, wherever in it that transport header lies by then. Merged segments from a card say
+ * frame leaves, at the place that the transport header has by then. Merged segments from a card say
  * so, too (tcp_gro_complete).
  */
 static __noinline int csum_is_open(struct frame_ctx *ctx, const struct packet *p)
@@ -449,7 +449,7 @@ static __noinline int csum_is_open(struct frame_ctx *ctx, const struct packet *p
 }
 
 /* The sum of an error's message of this size, as it will be on the wire. An open checksum is the
- * folded pseudo-header's sum, and makes the sum of all that it covers its complement. */
+ * folded pseudo-header's sum, and the bytes it covers then sum up to its complement. */
 static __noinline int message_sum(struct frame_ctx *ctx, const struct packet *p, __u32 size,
 				  int is_open, __u64 *sum)
 {
@@ -545,7 +545,7 @@ static __noinline int ip6_error_make(struct frame_ctx *ctx, const struct packet 
 /*
  * Answers a TCP or UDP packet whose TTL or hop limit ends here, that is too long for the next hop,
  * or that no backend takes (packet->refusal), back to where it came from. The packet is still as it
- * arrived. The latter two are said by the VIP: the client's path is the one to that.
+ * arrived. The latter two errors come from the VIP, because the client's path leads to the VIP.
  */
 __stage enum verdict error_answer(struct frame_ctx *ctx, struct packet *p)
 {

@@ -22,7 +22,7 @@ static __always_inline struct settings *settings_get(void)
 	return bpf_map_lookup_elem(&sh_settings, &zero);
 }
 
-/* The check of a key that struct frontend describes. */
+/* The check of an address, as struct frontend describes it. */
 static __always_inline __u32 addr_check(const struct addr *a)
 {
 	__u64 both = a->high ^ a->low;
@@ -30,7 +30,7 @@ static __always_inline __u32 addr_check(const struct addr *a)
 	return (__u32)both ^ (__u32)(both >> 32);
 }
 
-/* Whether a word {meaning:32, check:32} is the key's; if not, it was recycled as we read. */
+/* Whether a word {meaning:32, check:32} is the key's; if not, we read a recycled element. */
 static __always_inline int word_belongs(__u64 word, __u32 check)
 {
 	if (word >> 32 == check)
@@ -39,8 +39,8 @@ static __always_inline int word_belongs(__u64 word, __u32 check)
 	return 0;
 }
 
-/* Whether an address may be a VIP or a NAT source: if not, sh_addresses need not be asked. Its bit
- * is found by Fibonacci hashing (Knuth, vol. 3, 6.4). */
+/* Whether an address may be a VIP or a NAT source: if not, it needs no look-up in sh_addresses. Its
+ * bit is found by Fibonacci hashing (Knuth, vol. 3, 6.4). */
 static __always_inline int addr_may_be_own(const struct settings *settings, const struct addr *a)
 {
 	__u32 bit = addr_check(a) * 0x9e3779b1U / (0x100000000ULL / OWN_BITS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps. Each says: key and value; who writes; who reads; what happens when it is
- * full; what happens at an upgrade. All are pinned under abi-<SHUNT_ABI>, and a program
+ * The maps. The comment of each names its key and value, its writers and readers, and the
+ * behaviour when it is full and at an upgrade. All are pinned under abi-<SHUNT_ABI>, and a program
  * of the same ABI takes them over as they are. Sizes here are placeholders: user space
  * sets them from `limits` when it loads.
  */
@@ -14,7 +14,7 @@
 #include "../core/reasons.h"
 #include "types.h"
 
-/* Address -> what it is to us. Written by the reconciler, owned_until by announce. Read
+/* Address -> its uses (struct address). Written by the reconciler, owned_until by announce. Read
  * for every packet. Full: the reconciler refuses the change beforehand. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -34,7 +34,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_frontends SEC(".maps");
 
-/* The same for ranges and any, as port prefixes; asked when sh_frontends has nothing.
+/* The same for ranges and any, as port prefixes; looked up when sh_frontends has no entry.
  * A range is at most 30 prefixes. Written by the reconciler. Full: refused beforehand. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -45,7 +45,7 @@ struct {
 } sh_ranges SEC(".maps");
 
 /* Index -> service. An array: its elements are never recycled, and generation tells one
- * tenant from the next. Written by the reconciler through a memory mapping. */
+ * service from the next one at the index. Written by the reconciler through a memory mapping. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -54,7 +54,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_services SEC(".maps");
 
-/* Index -> backend; index 0 is nobody. Written by the reconciler (address, port,
+/* Index -> backend; index 0 is no backend. Written by the reconciler (address, port,
  * generation, before a slot names it) and the neighbour watcher (hop, sources: one atomic
  * word each). Read for every packet from a client. */
 struct {
@@ -65,7 +65,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_backends SEC(".maps");
 
-/* All Maglev tables, one after the other; struct service says where. Written by the
+/* All Maglev tables, one after the other; struct service has the offsets. Written by the
  * reconciler with aligned atomic stores. Read for the first packet of a flow. Full: the
  * reconciler refuses the change beforehand. */
 struct {
@@ -76,7 +76,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_slots SEC(".maps");
 
-/* Source addresses of full NAT; struct backend says which. Written by the daemon before a
+/* Source addresses of full NAT; struct backend names its own. Written by the daemon before a
  * backend names them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -86,7 +86,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_sources SEC(".maps");
 
-/* Tuple of a packet -> how to rewrite it; two entries a flow. The DIRECTION_BACKEND entry,
+/* Tuple of a packet -> its rewrite; two entries a flow. The DIRECTION_BACKEND entry,
  * inserted with NOEXIST, is the claim of the source port. Written and expired by the
  * programs alone, whether the daemon lives or not. Full: counted as table_full; the rings
  * below keep it from getting there. */
@@ -100,7 +100,7 @@ struct {
 /* The identity of a datagram -> the verdict on its first fragment, for the
  * later ones, which have no ports (fragment.h). The key is a flow's with the identification
  * for ports. Written and read by the programs alone. Full:
- * the least recently used goes, and what is lost with it is one datagram. */
+ * the least recently used note goes, and with it one datagram is lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
@@ -108,8 +108,8 @@ struct {
 	__uint(max_entries, FRAGMENT_NOTES_MAX);
 } sh_fragments SEC(".maps");
 
-/* Flows whose handshake is not finished, in the order they came. A new one displaces the
- * oldest, so a flood can displace only unfinished ones. */
+/* Flows whose handshake is not finished, in the order of their beginning. A new one displaces
+ * the oldest, so a flood can displace only unfinished ones. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -128,7 +128,7 @@ struct {
 
 /* Tuple of a flow, or a client of affinity, of a tracked service -> the backend it stays
  * with. Written by the programs, in slots that are not settled; sh_recall, which the daemon
- * runs, takes out what is over. Full, or over the budget: counted as not_remembered, and the
+ * runs, removes ended entries. Full, or over the budget: counted as not_remembered, and the
  * flow follows the slot's previous backend. Memory is taken as needed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -139,7 +139,7 @@ struct {
 } sh_remembered SEC(".maps");
 
 /* A bit for each slot, 64 an element: a flow remembers another backend than the slot's
- * current one. Cleared by the daemon before sh_recall sets it, and read by it afterwards. */
+ * current one. The daemon clears it before sh_recall sets it, and reads it afterwards. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -166,7 +166,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_settings SEC(".maps");
 
-/* Index -> interface; those of pods from INTERFACE_MAX on. Written by the daemon when it attaches. */
+/* Index -> interface; pods' from INTERFACE_MAX on. Written by the daemon when it attaches. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -174,7 +174,7 @@ struct {
 	__uint(max_entries, INDEX_MAX);
 } sh_interfaces SEC(".maps");
 
-/* ifindex -> index in sh_interfaces, for what the routing table answers, and for the interface that a
+/* ifindex -> index in sh_interfaces, for answers of the routing table, and for the interface that a
  * packet of a pod is at. Written by the daemon. Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -210,8 +210,8 @@ struct {
 } sh_vlans SEC(".maps");
 
 /* Index in sh_interfaces -> its copy of sh_xdp, for sh_vlan; and, INTERFACE_MAX further on, its copy
- * of sh_vlan, for sh_xdp. Written by the daemon when it attaches. The kernel empties it when nobody in
- * user space holds it any more; it is pinned like all here. Cannot be full. */
+ * of sh_vlan, for sh_xdp. Written by the daemon when it attaches. The kernel empties it when user
+ * space does not hold it any more; it is pinned like all here. Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__type(key, __u32);
@@ -221,7 +221,7 @@ struct {
 
 /* Index in sh_interfaces -> its copy of sh_decap, where this host is a backend behind tunnels. Written
  * by the daemon once the interface has a program, read by programs with FEATURE_DECAP. The kernel
- * empties it when nobody in user space holds it any more; it is pinned like all here. Cannot be full.
+ * empties it when user space does not hold it any more; it is pinned like all here. Cannot be full.
  * Both ABIs of an upgrade share it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
@@ -268,9 +268,9 @@ struct {
 	__uint(max_entries, REASON_COUNT);
 } sh_reasons SEC(".maps");
 
-/* Prefix of source addresses of a service -> whether they may. Written by the reconciler, longer
- * prefixes first. Read for packets that begin a flow and, with direct return, for all of a
- * service with SERVICE_FILTERS. Full: refused beforehand. */
+/* Prefix of source addresses of a service -> whether they may use it. Written by the reconciler,
+ * longer prefixes first. Read for packets that begin a flow and, with direct return, for all packets
+ * of a service with SERVICE_FILTERS. Full: refused beforehand. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__type(key, struct filter_key);
@@ -290,7 +290,7 @@ struct {
 
 /* Source address and service -> new flows that it may have at once. Written by the programs, for
  * services with a source_rate. Full: the source that was not seen for the longest time is
- * forgotten, and may begin anew: nobody is refused for want of room. */
+ * forgotten, and may begin anew: no source is refused for want of room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct source_key);

@@ -6,13 +6,13 @@
  *
  *   frame ─► sh_xdp: rewrites, marks ─► XDP_PASS ─► sk_buff, GRO ─► sh_deliver ─► bridge, veth, pod
  *
- * The mark stands where the Ethernet source address does, which has no meaning until the frame leaves.
- * So it needs nothing of a driver (metadata in front of the frame is not passed on by all), it is the
- * same for all frames of a flow, which GRO compares, and it says all: the destination is the next hop's
- * already. To the stack such a frame is another station's: without sh_deliver nobody takes it.
+ * The mark stands in the place of the Ethernet source address, which means nothing until the frame
+ * leaves. So it needs no driver's help (some do not pass on metadata in front of a frame), it is the
+ * same for all frames of a flow, which GRO compares, and it is complete: the destination is already
+ * the next hop's. The stack takes such a frame for another station's: without sh_deliver it is lost.
  *
- * Invariant: no marked frame is from outside. sh_xdp drops those, and sh_deliver is there only while
- * sh_xdp is.
+ * Invariant: no marked frame is from outside. sh_xdp drops frames that come in with a mark, and
+ * sh_deliver is attached only while sh_xdp is.
  */
 #ifndef SHUNT_MARK_H
 #define SHUNT_MARK_H
@@ -22,8 +22,8 @@
 #include "packet.h"
 #include "config.h"
 
-/* An address of local administration (IEEE 802, 8.2), in wire order: its first 28 bits are 06:73:68:7.
- * In halves, because an Ethernet source address is aligned to no more. */
+/* A locally administered address (IEEE 802, 8.2), in wire order: its first 28 bits are 06:73:68:7.
+ * In halves, because an Ethernet source address is aligned to 2 bytes only. */
 #define MARK_FIRST bpf_htons(0x0673)
 #define MARK_SECOND bpf_htons(0x6870)
 #define MARK_SECOND_MASK bpf_htons(0xfff0)
@@ -51,7 +51,7 @@ static __always_inline int mark_is_there(const struct mark *mark)
 	return mark->first == MARK_FIRST && (mark->second & MARK_SECOND_MASK) == MARK_SECOND;
 }
 
-/* Whether a frame that would go up has the mark, though we have not given it. */
+/* Whether a frame that would go up has the mark, although we have not marked it. */
 static __always_inline int mark_is_forged(struct frame_ctx *ctx)
 {
 	struct ethhdr *eth = ctx_data(ctx);

@@ -3,8 +3,8 @@
  * Sources that a packet to a service cannot have: addresses that no host sends from (martians,
  * RFC 1812, 5.3.7), and addresses of our own, where the packet is forged or has come back to us.
  *
- * With NAT only first packets are asked, because no flow can have such a source. Direct return
- * keeps no flows, so there all are asked: of UDP whether the source is ours, for two services that
+ * With NAT only first packets are checked, because no flow can have such a source. Direct return
+ * keeps no flows, so there all are. With UDP a source of ours is refused too, for two services that
  * answer everything would answer each other for ever. TCP ends that by itself, with a reset.
  */
 #ifndef SHUNT_MARTIAN_H
@@ -29,7 +29,7 @@ static __always_inline int source_is_martian(const struct packet *p)
 	return first < 240 || ip4 == 0xffffffff;
 }
 
-/* Judges the source of a packet to a VIP by itself. VERDICT_NEXT: it may be. */
+/* Judges the source of a packet to a VIP by itself. VERDICT_NEXT: a host may have it. */
 static __always_inline enum verdict source_check(struct packet *p)
 {
 	if (source_is_martian(p))
@@ -40,8 +40,8 @@ static __always_inline enum verdict source_check(struct packet *p)
 }
 
 /*
- * Judges it by what is ours, too, for a packet that would begin a flow. An address that the host
- * itself has may be its own client's, whose packets a router brings back to us.
+ * Judges it by our own addresses, too, for a packet that would begin a flow. An address that the
+ * host itself has may be its own client's, whose packets a router brings back to us.
  */
 __stage enum verdict source_check_whole(struct packet *p)
 {

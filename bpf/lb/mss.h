@@ -2,8 +2,8 @@
 /*
  * tcp_mss: the largest segment that a service's clients and backends may send.
  *
- * Each side says in its SYN what it takes (RFC 9293, 3.7.1), and the other keeps to that: so a
- * SYN that passes here and says more is made to say less. One that says nothing means 536 or
+ * Each side names in its SYN the largest segment that it takes (RFC 9293, 3.7.1), and the other keeps
+ * to it: so a larger value in a SYN that passes here is reduced. A SYN without a value means 536 or
  * 1220 bytes, and is left alone. NAT sees both sides' SYNs, direct return only the client's.
  */
 #ifndef SHUNT_MSS_H
@@ -21,8 +21,8 @@
 #define TCP_OPTIONS_SIZE_MAX 40 /* 15 words of header without the first 5 */
 #define TCP_OPTIONS_ROOM 64 /* a power of two, for the verifier */
 
-/* A SYN's options, and how far the search among them has come. What is read from here is any number to
- * the verifier, so it looks at a step of the search once, whatever the step before has found. */
+/* A SYN's options, and the progress of the search among them. A value read from here is any number to
+ * the verifier, so it checks a step of the search once, for all results of the step before. */
 struct options {
 	__u8 bytes[TCP_OPTIONS_ROOM];
 	__u32 size; /* bytes that are options */
@@ -34,14 +34,14 @@ SCRATCH(sh_options, struct options);
 
 /* A byte of the options. Linux 6.1's verifier learns no bound of at from a comparison of its sum with
  * 1, and clang 19 would drop a mask that such a comparison makes superfluous: so the mask comes after
- * what clang cannot see through. Goes when 6.1 is older than what we support. */
+ * an assembly that clang cannot see through. Goes when we do not support 6.1 any more. */
 static __always_inline __u8 option_byte(const struct options *options, __u32 at)
 {
 	asm volatile("" : "+r"(at));
 	return options->bytes[at & (TCP_OPTIONS_ROOM - 1)];
 }
 
-/* Looks at the next option. 0: there may be others behind it. */
+/* Reads the next option. 0: there may be others behind it. */
 static long option_next(__u32 i, void *context)
 {
 	struct options *options = scratch_of(&sh_options);
@@ -69,8 +69,8 @@ static long option_next(__u32 i, void *context)
 	return 0;
 }
 
-/* Where the value of the option lies among the packet's, which are copied; 0: nowhere, or
- * they lie about their lengths. */
+/* The offset of the option's value in the copied options; 0: there is none, or the options' lengths
+ * are wrong. */
 static __always_inline __u32 mss_find(struct options *options, __u32 size)
 {
 	options->size = size;
@@ -88,7 +88,7 @@ static __always_inline __u16 csum_word(__be16 value, __u32 offset)
 }
 
 /* Updates the transport checksum for words that have changed by plus - minus, unless the sender
- * left it to hardware: then it covers no more than the pseudo-header. */
+ * left it to hardware: then it covers only the pseudo-header. */
 static __always_inline int csum_adjust(struct frame_ctx *ctx, struct packet *p, __u16 plus,
 				       __u16 minus)
 {
@@ -105,7 +105,7 @@ static __always_inline int csum_adjust(struct frame_ctx *ctx, struct packet *p, 
 	if (check == csum_fold_short(pseudo)) {
 		if (csum_whole(ctx, p->l4_offset, p->l4_size, &segment))
 			return -1;
-		/* The sum of what was there before: it verifies only if it is complete. */
+		/* The sum of the segment as it came: it verifies only if it is complete. */
 		if (csum_fold(segment + minus + (__u16)~plus + pseudo) != 0xffff)
 			return 0;
 	}
@@ -113,7 +113,7 @@ static __always_inline int csum_adjust(struct frame_ctx *ctx, struct packet *p, 
 	return ctx_store(ctx, offset, &check, sizeof(check));
 }
 
-/* Brings a SYN's option down to what the service says. 0, or -1: the frame could not be read. */
+/* Reduces a SYN's option to the service's value. 0, or -1: the frame could not be read. */
 __stage int mss_clamp(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
@@ -149,7 +149,7 @@ __stage int mss_clamp(struct frame_ctx *ctx, struct packet *p, __u32 service_ind
 	return csum_adjust(ctx, p, csum_word(after, at), csum_word(before, at));
 }
 
-/* Before a packet of the service goes on: bounds what its sender says it takes. */
+/* Before a packet of the service goes on: bounds the segment size that its sender names. */
 static __always_inline int mss_limit(struct frame_ctx *ctx, struct packet *p, __u32 service_index)
 {
 	if (!(features & FEATURE_MSS) || !(p->tcp_flags & TCP_SYN) || p->fragment)

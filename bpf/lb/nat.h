@@ -25,20 +25,20 @@
 #define CLAIM_TRIES 64
 
 /* For a second after a search towards a backend has met no free port, the next ones stop at
- * a closed port after so many tries. Where backends close first, each port rests for a
- * minute and a busy pool has none that is free: every new connection would pay for 64. */
+ * a closed port after this many tries. Where backends close first, each port rests for a
+ * minute and a busy pool has no free port: every new connection would pay for 64 tries. */
 #define CLAIM_TRIES_SHORT 8
 
 /* <errno.h> is the C library's. */
 #define EEXIST_ 17
-#define EBUSY_ 16 /* Linux 6.1: the bucket's lock is held by what this packet interrupted */
+#define EBUSY_ 16 /* Linux 6.1: the code that this packet interrupted holds the bucket's lock */
 
 #define CLAIM_SHORT_HINTS 16
 
-/* The port and the entry that a new flow is to have. */
+/* The port and the entry for a new flow. */
 struct claim {
 	struct flow_key key; /* of the DIRECTION_BACKEND entry; destination_port varies */
-	struct flow entry;   /* what to insert there */
+	struct flow entry;   /* the value to insert there */
 	struct flow_key probed_key;
 	struct flow probed;
 	__u64 now;
@@ -177,8 +177,8 @@ static __always_inline int backend_is_host(const struct backend *backend)
 
 #define HOST_TRIES 16 /* with every second backend this host, 1 in 65,536 flows finds no other */
 
-/* For a client on this host, which a backend on it would answer past us: another one, where
- * there is any. */
+/* For a client on this host, which a backend on it would answer past us: a backend elsewhere, if
+ * there is one. */
 static __noinline __u32 backend_not_host(const struct service *service, __u32 reference, __u32 hash)
 {
 	struct backend *backend;
@@ -241,8 +241,8 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	c->key.source_port = backend->port ? backend->port : p->key.destination_port;
 	c->key.protocol = p->key.protocol;
 	if (backend_is_host(backend)) {
-		/* It answers the client, and its packets are met where they leave the host. A client on
-		 * this host would be answered without that. */
+		/* Its answers to the client come by where they leave the host. Answers to a client on
+		 * this host would not. */
 		if (ctx_is_outbound() || (!ctx_sees_host() && !(features & FEATURE_TC_INTERFACES)))
 			return REASON_HOST_BACKEND;
 		is_destination = 1;
@@ -263,7 +263,7 @@ static __noinline enum reason claim_prepare(const struct packet *p, const struct
 	return REASON_NONE;
 }
 
-/* The entry of the client's direction: where its packets go. */
+/* The entry of the client's direction. */
 static __always_inline void client_entry(const struct claim *c, const struct packet *p,
 					 struct flow *f)
 {

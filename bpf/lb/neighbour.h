@@ -3,8 +3,8 @@
  * ARP and neighbour solicitation for the addresses we own, answered in place.
  *
  * We answer for a VIP or NAT source while owned_until lies ahead, unless the host has the
- * address itself: then its kernel answers. Probes for a duplicate are answered too, which
- * is how an address is defended (RFC 5227, 2.1.1 and RFC 4862, 5.4.3). All else passes.
+ * address itself: then its kernel answers. Answers to probes for a duplicate defend an
+ * address (RFC 5227, 2.1.1 and RFC 4862, 5.4.3). All other messages pass.
  */
 #ifndef SHUNT_NEIGHBOUR_H
 #define SHUNT_NEIGHBOUR_H
@@ -15,7 +15,7 @@
 
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136
-#define ND_HOP_LIMIT 255 /* RFC 4861, 7.1.1: whatever was routed has less */
+#define ND_HOP_LIMIT 255 /* RFC 4861, 7.1.1: a routed packet has less */
 #define ND_OPTIONS_MAX 8
 #define ND_SOURCE_MAC 1
 #define ND_TARGET_MAC 2
@@ -74,10 +74,10 @@ __stage enum verdict arp_answer(struct frame_ctx *ctx, struct packet *p)
 	__builtin_memcpy(&sender, arp->sender_ip, sizeof(sender));
 	__builtin_memcpy(&target, arp->target_ip, sizeof(target));
 	address = addr_from_ip4(target);
-	/* The host's own probe is how it finds others that answer (RFC 5227, 2.1.1). */
+	/* The host's own probe looks for other hosts that answer (RFC 5227, 2.1.1). */
 	if (ctx_is_outbound() && !sender)
 		return pass(p, REASON_NEIGHBOUR_OTHER);
-	/* An announcement asks nothing; nor does a station that has no MAC of its own. */
+	/* An announcement is no request, and a station without a MAC of its own makes none. */
 	if (sender == target || (arp->sender_mac[0] & 1) || !address_is_owned(&address))
 		return pass(p, REASON_NEIGHBOUR_OTHER);
 	if (!own)
@@ -165,8 +165,8 @@ static __noinline int nd_solicits_us(struct frame_ctx *ctx, struct packet *p, st
 }
 
 /*
- * Gives the frame exactly this size; what is in it is no longer of use. It grows at its
- * head, where every driver leaves room, and not all do at the tail.
+ * Gives the frame exactly this size; its contents are no longer needed. It grows at its
+ * head, where every driver leaves room; not all do at the tail.
  */
 static __always_inline int frame_resize(struct frame_ctx *ctx, const struct packet *p, __u32 size)
 {

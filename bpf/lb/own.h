@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which interface a frame is at. A program for one interface has it as a constant; sh_tc for the
- * interfaces of all pods finds it once for each frame, and notes it beside that (interface_find).
+ * The interface that a frame is at. A program for one interface has it as a constant; sh_tc for all
+ * pods' interfaces finds it once for each frame, and notes it beside the frame (interface_find).
  */
 #ifndef SHUNT_OWN_H
 #define SHUNT_OWN_H

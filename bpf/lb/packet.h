@@ -8,7 +8,7 @@
 #include "../core/packet.h"
 #include "types.h"
 
-/* A function that is not inlined, and that not every program calls that has its header. */
+/* A function that is not inlined, and that some programs with its header do not call. */
 #define __apart __attribute__((noinline, unused))
 
 /* RFC 792; <linux/icmp.h> draws in the C library's socket headers. */

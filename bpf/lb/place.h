@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which backend a packet of a tracked service goes to: one with direct return, or the first
+ * The choice of the backend for a packet of a tracked service: one with direct return, or the first
  * packet of a NAT flow whose client keeps its backend. docs/design/13-just-enough-tracking.md
  * has the rules and why they hold.
  *
@@ -36,7 +36,7 @@ struct placing {
 
 SCRATCH(sh_placing, struct placing);
 
-/* Whether this is no packet, but what an ICMP error tells of a flow: no TCP or UDP header is
+/* Whether this is no packet, but the quote of one in an ICMP error: no TCP or UDP header is
  * empty. It is placed as a packet of the flow, and leaves no trace. */
 static __always_inline int is_quoted(const struct packet *p)
 {
@@ -49,7 +49,7 @@ static __always_inline struct flow_key *placing_key(struct placing *placing, int
 	return of_client ? &placing->client_key : &placing->key;
 }
 
-/* The backend of an entry, if both live; what is over or gone is deleted. */
+/* The backend of an entry, if both live; an entry that is over or has no backend is deleted. */
 __stage __u32 remembered_follow(const struct packet *p, int of_client)
 {
 	struct settings *settings = settings_get();
@@ -67,8 +67,8 @@ __stage __u32 remembered_follow(const struct packet *p, int of_client)
 		return 0;
 	backend = backend_find(remembered_backend(copy));
 	/* A SYN after a FIN or a reset is no retransmission: the tuple has a new connection. Nor is
-	 * one whose entry is of another slot, from before affinity or hash changed: a scan would not
-	 * see the connection in its own. Of a backend that is down, established ones alone go on. */
+	 * one whose entry has another slot, from before affinity or hash changed: a scan would not
+	 * see the connection in its own. At a backend that is down, only established ones go on. */
 	if (!backend || copy->service != placing->service ||
 	    (backend->draining == DRAINING_DOWN &&
 	     (placing->first || p->key.protocol != IPPROTO_TCP) &&
@@ -92,7 +92,7 @@ __stage __u32 remembered_follow(const struct packet *p, int of_client)
 	return remembered_backend(copy);
 }
 
-/* Finds where flows without an entry are, if that backend lives, and whether it drains. */
+/* Finds the backend of flows without an entry, if it lives, and whether it drains. */
 static __always_inline void previous_find(struct placing *placing, __u64 table_before)
 {
 	__u64 slot = placing->slot;
@@ -117,7 +117,7 @@ static __always_inline void previous_find(struct placing *placing, __u64 table_b
 							 flags & SLOT_PREVIOUS_DRAINS;
 }
 
-/* Whether another entry may be made in this tick. First packets have half of the budget, so
+/* Whether another entry may be made in this tick. First packets get only half of the budget, so
  * that a flood of them leaves the other half to flows in their middle. */
 static __always_inline int budget_take(int first, __u16 now)
 {
@@ -143,7 +143,7 @@ static __always_inline int budget_take(int first, __u16 now)
 
 /*
  * Makes an entry from placing->remembered, whose word, hash and service are set. Returns the
- * backend that the flow is remembered with, which is another one where another CPU was
+ * backend that the flow is remembered with, which is another one if another CPU was
  * first with this flow; 0 when it could not be remembered, which is counted.
  */
 static __always_inline __u32 remember(const struct flow_key *key, int first)
@@ -170,7 +170,7 @@ static __always_inline __u32 remember(const struct flow_key *key, int first)
 	return 0;
 }
 
-/* Places a flow without an entry, and remembers it, or its client, where that must be. */
+/* Places a flow without an entry, and remembers it, or its client, if that is needed. */
 __stage __u32 unremembered_place(const struct packet *p, int is_client)
 {
 	struct placing *placing = scratch_of(&sh_placing);
@@ -206,8 +206,8 @@ __stage __u32 unremembered_place(const struct packet *p, int is_client)
 	remembered = remember(placing_key(placing, is_client), !in_middle);
 	if (remembered)
 		return remembered;
-	/* Its next packets will have no entry either, and will go where the client's entry says, or
-	 * else to the previous backend. */
+	/* Its next packets will have no entry either, and will go to the client's backend, or else
+	 * to the previous backend. */
 	if (placing->client_backend)
 		return placing->client_backend;
 	if (drawn)
@@ -215,7 +215,7 @@ __stage __u32 unremembered_place(const struct packet *p, int is_client)
 	return previous && placing->first ? previous : choice;
 }
 
-/* The backend of a packet whose slot is not settled, or whose service remembers always. */
+/* The backend of a packet whose slot is not settled, or whose service always remembers. */
 __stage __u32 backend_place(const struct packet *p, const struct service *service,
 			    __u32 service_index, __u64 slot, __u32 hash)
 {

@@ -14,7 +14,7 @@
 #include "csum.h"
 #include "icmp.h"
 
-/* A reset is no longer than what it answers, so it is limited for the sake of this machine alone:
+/* A reset is no longer than the segment it answers, so the limit protects only this machine:
  * a flood of first packets must not become as many packets sent. */
 #define RESET_RATE 10000 /* a second and CPU, and as many at once; our choice */
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Remembered flows: the entries of sh_remembered, found, kept and made. What is remembered
- * and when is decided in place.h.
+ * Remembered flows: the entries of sh_remembered, found, kept and made. place.h decides which
+ * flows are remembered, and when.
  *
  * An entry's words are sealed like a flow's (flow.h): a reader copies it, recomputes the seal
- * over its key and the copy, and takes any difference for a miss. What changes, flags and
- * the time of the last packet, lies in one word with a nonce and the backend, and is changed
- * by compare-and-swap only. An entry whose time is over is deleted by whoever sets
+ * over its key and the copy, and takes any difference for a miss. The fields that change, flags
+ * and the time of the last packet, lie in one word with a nonce and the backend, and change
+ * by compare-and-swap only. An entry whose time is over is deleted by the party that sets
  * REMEMBERED_DEAD first: a packet that meets it, or sh_recall.
  */
 #ifndef SHUNT_REMEMBER_H
@@ -16,7 +16,7 @@
 
 #define REMEMBERED_NONCE_BITS 12
 #define REMEMBERED_CHANGING (0xffffffULL << REMEMBERED_SEEN_SHIFT) /* flags and seen */
-#define REMEMBERED_AGE_MAX 0xf000 /* of 16 bits; what is older is over whatever the timeout */
+#define REMEMBERED_AGE_MAX 0xf000 /* of 16 bits; an older entry is over with any timeout */
 
 static __always_inline __u64 remembered_seal(const struct flow_key *key, const struct remembered *r)
 {
@@ -53,7 +53,7 @@ static __always_inline __u32 remembered_backend(const struct remembered *r)
 	return r->word & BACKEND_REF_MASK;
 }
 
-/* A service as keys and entries have it, by tenant: who takes its index next inherits nothing. */
+/* A service as keys and entries name it: the next service at its index inherits nothing. */
 static __always_inline __u32 service_name(__u32 generation, __u32 index)
 {
 	return generation << 24 | index;
@@ -109,7 +109,7 @@ static __always_inline struct remembered *remembered_find(const struct flow_key 
 	if (!live)
 		return 0;
 	__builtin_memcpy(copy, live, sizeof(*copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
+	/* The compiler must not read the live entry again in place of the copy. */
 	asm volatile("" : : "r"(copy) : "memory");
 	if (copy->seal != remembered_seal(key, copy)) {
 		count_reason(REASON_FLOW_RECYCLED, 0);
@@ -149,8 +149,8 @@ static __always_inline __u8 remembered_after(__u8 flags, const struct packet *p)
 	return p->has_payload ? flags & ~REMEMBERED_FIN : flags;
 }
 
-/* Notes a packet of the flow, at most once a tick unless it changes the flags. A race lost
- * to another CPU is that CPU's note of another packet at the same time. */
+/* Notes a packet of the flow, at most once a tick unless it changes the flags. If another CPU
+ * wins the race, it has noted another packet at the same time. */
 static __always_inline void remembered_touch(struct remembered *live, const struct remembered *copy,
 					     const struct packet *p, __u16 now)
 {

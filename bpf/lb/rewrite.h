@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Turning a packet of a flow into the packet the flow says, and sending it.
+ * Rewriting a packet as its flow says, and sending it.
  *
  * Checksums: normally RFC 1624. Where the sender left the checksum to hardware (csum.h),
  * native XDP completes it, and generic XDP leaves it for the sk_buff's own completion with
  * the pseudo-header brought up to date. A complete checksum can look like an unfinished
- * one (1 in 65,536): then the whole is summed, and a checksum that verifies is complete.
+ * one (1 in 65,536): then the whole segment is summed; a checksum that verifies is complete.
  */
 #ifndef SHUNT_REWRITE_H
 #define SHUNT_REWRITE_H
@@ -20,7 +20,7 @@ static __always_inline __u32 packet_size(const struct packet *p)
 	return p->l4_offset - L3_OFFSET + p->l4_size;
 }
 
-/* By how much the frame is longer than the packets that will leave: at tc it may stand for many. */
+/* The excess of the frame over the packets that will leave: at tc it may stand for many. */
 static __always_inline __u32 wire_surplus(struct frame_ctx *ctx, const struct packet *p)
 {
 	__u32 segment_size = ctx_segment_size(ctx);
@@ -38,8 +38,8 @@ static __always_inline __u32 wire_surplus(struct frame_ctx *ctx, const struct pa
 
 #define IP4_DF 0x4000 /* don't fragment, RFC 791 */
 
-/* Ends a packet that is too long for the next hop. The sender is told what would fit, unless routers
- * may fragment its packet: then it does not want to know its path's MTU. */
+/* Ends a packet that is too long for the next hop. The sender is told the size that fits, unless
+ * routers may fragment its packet: then it does not want to know its path's MTU. */
 static __always_inline enum verdict size_refuse(struct frame_ctx *ctx, struct packet *p, __u32 mtu)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
@@ -52,7 +52,7 @@ static __always_inline enum verdict size_refuse(struct frame_ctx *ctx, struct pa
 	return refuse(p, REFUSAL_SIZE);
 }
 
-/* Up the stack, as if come in by the interface of this index. */
+/* Up the stack, as if it had come in by the interface of this index. */
 static __always_inline enum verdict host_send(struct packet *p, __u32 index)
 {
 	p->egress = index;
@@ -112,7 +112,7 @@ static __always_inline int ip6_rewrite(void *data, void *data_end, const struct 
 	return 0;
 }
 
-/* Where the transport checksum lies in the frame. */
+/* The offset of the transport checksum in the frame. */
 static __always_inline __u32 transport_csum_offset(const struct packet *p)
 {
 	return (p->l4_offset & L4_OFFSET_MAX) + (p->key.protocol == IPPROTO_TCP ?
@@ -159,7 +159,7 @@ static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const
 	return 1;
 }
 
-/* Brings the transport checksum up to date where the hook does not know what state it is in.
+/* Brings the transport checksum up to date where the hook does not know its state.
  * Returns 0, or -1. */
 static __always_inline int csum_rewrite(struct frame_ctx *ctx, struct packet *p,
 					const struct flow *f, __u64 ports_plus, __u64 ports_minus)
@@ -214,7 +214,7 @@ static __always_inline int transport_rewrite(struct frame_ctx *ctx, struct packe
 	return 0;
 }
 
-/* Everything of the packet but its Ethernet header. has_transport is 0 for a later fragment. */
+/* Rewrites all of the packet but its Ethernet header. has_transport is 0 for a later fragment. */
 static __always_inline int packet_rewrite(struct frame_ctx *ctx, struct packet *p,
 					  const struct flow *f, int has_transport)
 {

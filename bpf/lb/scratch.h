@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Working memory, for each stage its own: the stack is 512 bytes for the whole chain of calls,
- * and before Linux 6.4 no map takes its key from what a __stage has for an argument.
+ * and before Linux 6.4 no map takes its key from an argument of a __stage.
  */
 #ifndef SHUNT_SCRATCH_H
 #define SHUNT_SCRATCH_H

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which service a packet is for.
+ * The look-up of a packet's service.
  *
- * The two look-ups that tell, sh_addresses and sh_frontends, cost a direct-return packet more
- * than all the rest (57 of 128 ns, Linux 6.18, November 2026). Destinations are few where
- * flows are many, so each CPU notes what it has found out about the last ones.
+ * The two look-ups for it, in sh_addresses and sh_frontends, cost a direct-return packet more
+ * than all the rest (57 of 128 ns, Linux 6.18, November 2026). Many flows share few
+ * destinations, so each CPU notes the results for the last ones.
  */
 #ifndef SHUNT_SERVICE_H
 #define SHUNT_SERVICE_H
@@ -17,9 +17,9 @@
 #define KNOWN_BITS 8
 
 /*
- * A destination that is ours. Valid while settings.epoch is what it was before the look-ups:
- * the daemon counts it up after each change of sh_addresses and sh_frontends, so what was
- * noted while one was under way is of the epoch before.
+ * A destination that is ours. Valid while settings.epoch has the value from before the look-ups:
+ * the daemon counts it up after each change of sh_addresses and sh_frontends, so a destination
+ * that was noted during a change has the epoch before.
  */
 struct known {
 	struct frontend_key key;
@@ -59,7 +59,7 @@ static __always_inline int known_is(const struct known *k, const struct addr *a,
 }
 
 /* Returns the flags of the packet's destination (enum address_flag), 0 if it is not ours. Answers of backends
- * come to few NAT sources and to many ports, so those are noted without port and protocol. */
+ * come to few NAT sources and to many ports, so NAT sources are noted without port and protocol. */
 static __always_inline __u32 destination_flags(const struct packet *p,
 					       const struct settings *settings, __u32 epoch)
 {
@@ -82,7 +82,7 @@ static __always_inline __u32 destination_flags(const struct packet *p,
 	return flags;
 }
 
-/* The service of this index, if it lives and its backends answer clients themselves. */
+/* The service of this index, if it is live and its backends answer clients themselves. */
 static __always_inline struct service *direct_service_find(__u32 index)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &index);
@@ -110,8 +110,8 @@ static __noinline __u32 range_find(const struct packet *p)
 	return word_belongs(word, check) ? (__u32)word : SERVICE_NONE;
 }
 
-/* The index of the service at the packet's destination, or SERVICE_NONE. What is found is
- * noted, with the address's flags. */
+/* The index of the service at the packet's destination, or SERVICE_NONE. The result is noted,
+ * with the address's flags. */
 __stage __u32 service_find(const struct packet *p, __u32 flags, __u32 epoch)
 {
 	struct frontend_key exact = {};

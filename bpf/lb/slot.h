@@ -25,13 +25,13 @@ static __always_inline __u32 flow_hash(const struct flow_key *key, __u32 seed)
 	return hash_finish(key_mix(key), seed);
 }
 
-/* Of a client that keeps its backend: all its flows have the same slot. */
+/* The hash of a client that keeps its backend: all its flows have the same slot. */
 static __always_inline __u32 client_hash(const struct flow_key *key, __u32 seed)
 {
 	return hash_finish(key->source.high * MIX_0 + key->source.low * MIX_1, seed);
 }
 
-/* Of a service whose fragments are to have the slot of their packet, ports or not. */
+/* The hash for a service whose fragments have the slot of their packet, with or without ports. */
 static __always_inline __u32 addresses_hash(const struct flow_key *key, __u32 seed)
 {
 	return hash_finish(key->source.high * MIX_0 + key->source.low * MIX_1 +
@@ -39,8 +39,8 @@ static __always_inline __u32 addresses_hash(const struct flow_key *key, __u32 se
 			   seed);
 }
 
-/* A hash's other face, for what must not depend on the slot: the hash's high bits have
- * chosen that. 2^32 over the golden ratio, Knuth's multiplicative hash. */
+/* Another hash of a hash, for values that must not depend on the slot, which the hash's high
+ * bits have chosen. 2^32 over the golden ratio, Knuth's multiplicative hash. */
 static __always_inline __u32 hash_again(__u32 hash)
 {
 	return hash * 0x9e3779b1;

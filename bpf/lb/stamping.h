@@ -5,11 +5,11 @@
  *
  *   frame ─► stamp_begin ─► stages ─► stamp_end ─► passes, goes back, goes on, is dropped
  *
- * The head is read before the stages: they may change the frame, and of a drop nothing is left. Frames
- * with options or extension headers of IP are not looked at, and neither are fragments: the tool sends
- * none. Nor are frames with a VLAN's tag, which come in at the VLAN's own interface once more.
+ * The head is read before the stages: they may change the frame, and nothing is left of a dropped one.
+ * Frames with options or extension headers of IP get no stamp, and neither do fragments: the tool sends
+ * none. Nor do frames with a VLAN's tag, which come in at the VLAN's own interface once more.
  *
- * Invariant: it changes neither the frame nor the verdict.
+ * Invariant: a stamp changes neither the frame nor the verdict.
  */
 #ifndef SHUNT_STAMPING_H
 #define SHUNT_STAMPING_H
@@ -36,7 +36,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } sh_stamps SEC(".maps");
 
-/* One element: how many stamps were ever begun. Written and read as above; never full. */
+/* One element: the number of all stamps ever begun. Written and read as above; never full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -46,7 +46,7 @@ struct {
 } sh_stamp_count SEC(".maps");
 
 /* The number of this run's stamp; 0: its packet is no probe. The main function's stack has no room for
- * it. One of another run is not there: stamp_end takes it out. */
+ * it. It is never another run's: stamp_end clears it. */
 SCRATCH(sh_stamping, __u64);
 
 /* The facts about a probe that are read before it is changed. */
@@ -122,7 +122,7 @@ static __always_inline struct stamp *stamp_at(__u64 number)
 	return bpf_map_lookup_elem(&sh_stamps, &position);
 }
 
-/* Begins a stamp if the frame is a probe. Apart from the main function, whose stack is used up. */
+/* Begins a stamp if the frame is a probe. Not in the main function, whose stack is used up. */
 __stage int stamp_begin(struct frame_ctx *ctx)
 {
 	__u64 begin, number, *running, *count;

@@ -7,11 +7,11 @@
  *   frame ─► XDP: none for the moment ─► tc ingress: sh_stopgap ─┬─► shunt's ──► dropped
  *                                                              └─► else ─────► the host's stack
  *
- * To the host these packets belong to no socket, so it would reset every connection that one
- * comes from. What is dropped is sent again.
+ * To the host these packets belong to no socket, so it would reset each of their connections.
+ * Senders repeat dropped packets.
  *
- * Invariant: a packet of the host's own passes. Where that cannot be told apart, as of a fragment
- * without ports to an address that the host has, it passes too.
+ * Invariant: a packet of the host's own passes. A packet that may be the host's, such as a fragment
+ * without ports to an address that the host has, passes too.
  */
 #include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
@@ -22,8 +22,8 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* CLOCK_MONOTONIC in ns. Where clsact holds the program it may outlive a daemon that is killed
- * meanwhile; from then on it passes everything. */
+/* CLOCK_MONOTONIC in ns. A program that clsact holds may outlive a daemon that is killed
+ * meanwhile; from this time on it passes everything. */
 volatile const __u64 stopgap_end_ns = 0;
 
 #define IP4_LATER_FRAGMENT 0x1fff
@@ -55,7 +55,7 @@ static __always_inline int ip4_load(struct __sk_buff *skb, struct packet *p)
 	return ports_load(skb, p, L3_OFFSET + ip.ihl * 4);
 }
 
-/* Without extension headers: TCP has none in practice, and to a VIP they do not matter. */
+/* Extension headers are not followed: TCP has none in practice, and to a VIP they do not matter. */
 static __always_inline int ip6_load(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6hdr ip;

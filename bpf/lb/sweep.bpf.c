@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Programs by which user space has the tables of flows swept and compared with the slots, the
- * services' backends and the host's addresses, and reads their clock. Run with BPF_PROG_RUN,
+ * Programs for user space that sweep the tables of flows, compare them with the slots, the
+ * services' backends and the host's addresses, and read their clock. Run with BPF_PROG_RUN,
  * never attached. All need CAP_BPF and CAP_PERFMON.
  *
  * Flows end without any of this (lb/flow.h); a sweep only frees memory early and counts.
- * A run is for one caller at a time: the working memory of lb/scratch.h is per CPU, and this
- * program can be preempted. So its object never shares that with the one at XDP,
+ * A run is for one caller at a time: the working memory of lb/scratch.h is per CPU, and these
+ * programs can be preempted. So their object never shares that memory with the one at XDP,
  * whose interrupts would write into it.
  */
 #include "remember.h"
@@ -15,7 +15,7 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /*
- * Takes an entry out of a walk, and says whether it is a living flow's. Key and value are the
+ * Copies an entry during a walk, and says whether it is a living flow's. Key and value are the
  * table's own memory, which another CPU may hand to another flow at any moment: hence the copies,
  * and the seal over both.
  */
@@ -24,7 +24,7 @@ static __always_inline int flow_take(const struct flow_key *key_live, const stru
 {
 	__builtin_memcpy(key, key_live, sizeof(*key));
 	__builtin_memcpy(copy, live, sizeof(*copy));
-	/* The compiler must not read the live entry again where the copy is meant. */
+	/* The compiler must not read the live entry again in place of the copy. */
 	asm volatile("" : : "r"(key), "r"(copy) : "memory");
 	return copy->seal == flow_seal(key, copy) && life_belongs(copy->life, copy->nonce) &&
 	       !(life_state(copy->life) & FLOW_DEAD);
@@ -57,7 +57,7 @@ struct sweeping {
 };
 
 /* Deleting while walking can end the walk of one bucket early, or enter another twice: the next
- * sweep meets what was missed. */
+ * sweep meets the missed entries. */
 static long flow_sweep(void *map, struct flow_key *key_live, struct flow *live, struct sweeping *s)
 {
 	struct flow_key key;
@@ -152,8 +152,8 @@ struct recalling {
 	__u16 now;
 };
 
-/* Whether an entry's backend lives and its slot says otherwise; then the slot is marked. 0:
- * the slot says the same, or the entry leads nowhere. -1: the slot has nothing to do with it. */
+/* Whether an entry's backend lives and its slot names another; then the slot is marked. 0: the
+ * slot names the same, or the backend is gone. -1: the slot says nothing about the entry. */
 static __noinline int slot_mark(const struct service *service, const struct remembered *r)
 {
 	__u64 table = *(volatile __u64 *)&service->table;
@@ -206,7 +206,7 @@ static long entry_recall(void *map, struct flow_key *key_live, struct remembered
 			c->found.expired += remembered_end(&key, live, &copy);
 		return 0;
 	}
-	/* Where a packet has come in between, the flow goes on, and counts. */
+	/* If a packet has come in between, the flow goes on, and counts. */
 	if (remembered_is_over(&copy, c->settings, service->affinity_ticks, key.protocol, c->now) &&
 	    !c->found.look && remembered_end(&key, live, &copy)) {
 		c->found.expired++;
@@ -222,10 +222,10 @@ static long entry_recall(void *map, struct flow_key *key_live, struct remembered
 }
 
 /*
- * Goes through the remembered flows: ends what is over, and in slots that are closing or
- * marked what the slot says too; marks such slots (sh_marks) where a flow says otherwise. The
+ * Goes through the remembered flows: ends entries that are over, and in closing or marked slots
+ * those with the slot's backend; marks such slots (sh_marks) if a flow has another backend. The
  * caller clears the marks before. Deleting while walking can end the walk of one bucket early:
- * whoever relies on the marks has them made by a look first. Returns 0, or -1 without settings.
+ * a caller that relies on the marks has a look make them first. Returns 0, or -1 without settings.
  */
 SEC("syscall")
 int sh_recall(struct recall *ctx)
@@ -285,7 +285,7 @@ static long entry_stray(void *map, struct flow_key *key_live, struct remembered 
 
 /* Ends every flow, tracked or remembered, whose backend is not in sh_members as its service's. A
  * packet that comes in between may make one of them live on, and deleting while walking can end
- * the walk of one bucket early: so it is run until it finds none. Returns 0. */
+ * the walk of one bucket early: so user space runs it until it finds none. Returns 0. */
 SEC("syscall")
 int sh_strays(struct strays *ctx)
 {
@@ -313,7 +313,7 @@ struct sourceless {
 	__u64 open; /* flows that were in use, with a backend that is still there */
 };
 
-/* Looks at clients' entries alone: each takes its twin along. */
+/* Judges clients' entries only: each takes its twin along. */
 static long flow_sourceless(void *map, struct flow_key *key_live, struct flow *live,
 			    struct sourceless *found)
 {
@@ -331,8 +331,8 @@ static long flow_sourceless(void *map, struct flow_key *key_live, struct flow *l
 	return 0;
 }
 
-/* Ends every flow that NAT sends from an address in sh_departed, which no backend names any more. As
- * sh_strays, it is run until it finds none. Returns 0. */
+/* Ends every flow that NAT sends from an address in sh_departed, which no backend names any more.
+ * Like sh_strays, user space runs it until it finds none. Returns 0. */
 SEC("syscall")
 int sh_sourceless(struct sourceless *ctx)
 {
@@ -345,8 +345,8 @@ int sh_sourceless(struct sourceless *ctx)
 }
 
 /*
- * Says the programs' time, in jiffies. With beat it is also noted as the daemon's last sign that
- * it keeps next hops fresh. Returns 0, or -1 without settings.
+ * Gives the caller the programs' time, in jiffies. With beat it also notes that time as the daemon's
+ * last sign that it keeps next hops fresh. Returns 0, or -1 without settings.
  */
 SEC("syscall")
 int sh_clock(struct clock *ctx)

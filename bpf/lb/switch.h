@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which of two ABIs is in charge while one takes over from the other.
- * docs/design/20-upgrade.md has the order of things.
+ * The switch between two ABIs while one takes over from the other.
+ * docs/design/20-upgrade.md has the order of the steps.
  */
 #ifndef SHUNT_SWITCH_H
 #define SHUNT_SWITCH_H
@@ -12,9 +12,9 @@
 #include "types.h"
 
 /*
- * enum switch_word -> what it says. Written by the daemon of the new ABI, and read by sh_gate
- * and by programs with FEATURE_CARRY. One word tells all interfaces at once, and, being pinned
- * with the new ABI's maps, the next daemon, if this one is killed. It is there only during an
+ * enum switch_word -> its value. Written by the daemon of the new ABI, and read by sh_gate and
+ * by programs with FEATURE_CARRY. One word switches all interfaces at once. It is pinned with the
+ * new ABI's maps, so the next daemon finds it if this one is killed. The map exists only during an
  * upgrade; a program without FEATURE_CARRY has an empty one of its own, which it never reads.
  */
 struct {
@@ -26,8 +26,8 @@ struct {
 } sh_switch SEC(".maps");
 
 /* enum gate -> program, one map for each interface. Written by the daemon before sh_gate is
- * attached, read by that and by programs with FEATURE_CARRY. Pinned during the upgrade as
- * gate-<interface>, because the kernel empties such a map when user space has let go of it
+ * attached, read by sh_gate and by programs with FEATURE_CARRY. Pinned during the upgrade as
+ * gate-<interface>, because the kernel empties such a map when user space has released it
  * (prog_array_map_clear in kernel/bpf/arraymap.c). Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);

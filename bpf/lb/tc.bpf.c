@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The load balancer at tc, for what XDP cannot serve. Two copies are loaded per interface, or for the
+ * The load balancer at tc, for interfaces that XDP cannot serve. Two copies are loaded per interface, or for the
  * interfaces of all pods together, and named for their direction: sh_tc_in and sh_tc_out (ctx/skb.h, outbound).
  *
  *   wire ─► sh_tc_in ──► stages (lb/balance.h) ─┬─► passes ─► the next program at tc ─► stack
@@ -11,8 +11,8 @@
  *                                                ├─► answered ─► in again, to the host
  *                                                └─► dropped, counted
  *
- * Invariant: what the host has not sent itself, and so has come in somewhere before, leaves
- * sh_tc_out as it came. So does a health check's packet.
+ * Invariant: a packet that the host has not sent itself, and that so has come in somewhere before,
+ * leaves sh_tc_out as it came. So does a health check's packet.
  */
 #include "../ctx/skb.h"
 
@@ -44,8 +44,8 @@ static __always_inline int frame_route(const struct packet *p)
 	return out && out->ifindex ? bpf_redirect_neigh(out->ifindex, 0, 0, 0) : TC_ACT_SHOT;
 }
 
-/* To another interface of this host, as if it had come in there: the address that it is from may
- * be expected there alone (RFC 3704, rp_filter). */
+/* To another interface of this host, as if it had come in there: the host may expect the source
+ * address only there (RFC 3704, rp_filter). */
 static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet *p)
 {
 	__u32 index = p->egress;
@@ -70,7 +70,7 @@ static __always_inline int interface_find(struct frame_ctx *ctx)
 	return 0;
 }
 
-/* Does with the frame what the stages say. */
+/* Carries out the verdict of the stages. */
 static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
 					enum verdict verdict)
 {

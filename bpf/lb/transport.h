@@ -43,7 +43,7 @@ static __always_inline enum verdict udp_parse(struct packet *p, void *l4, void *
 }
 
 /*
- * The transport header of a packet that may be ours. What is neither TCP nor UDP ends
+ * The transport header of a packet that may be ours. A packet that is neither TCP nor UDP ends
  * here, except ICMP, whose ports stay zero.
  */
 static __always_inline enum verdict transport_parse(struct frame_ctx *ctx, struct packet *p)
@@ -51,7 +51,7 @@ static __always_inline enum verdict transport_parse(struct frame_ctx *ctx, struc
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);
 	void *l4 = data + (p->l4_offset & L4_OFFSET_MAX);
 
-	/* First, where the compiler would search for the case from the middle. */
+	/* First, because the compiler would search a switch's cases from the middle. */
 	if (p->key.protocol == IPPROTO_TCP)
 		return tcp_parse(p, l4, data_end);
 	if (p->key.protocol == IPPROTO_UDP)

@@ -21,10 +21,10 @@ enum constant {
 	HOP_INTERFACE_MASK = 0x3ff,
 	HOP_CHECK_SHIFT = 58,
 	INTERFACE_MAX = 64, /* interfaces of the balancer alone that a program is loaded for */
-	INDEX_MAX = 1024, /* with those of pods behind them, see HOP_INTERFACE_MASK and mark.h */
+	INDEX_MAX = 1024, /* with pods' interfaces behind them, see HOP_INTERFACE_MASK and mark.h */
 	INTERFACE_ANY = 0xffffffff, /* see config.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
-	FRONTEND_INSIDE = 0x40,    /* likewise */
+	FRONTEND_INSIDE = 0x40, /* likewise */
 	FRONTEND_TUNNELLED = 0x20, /* likewise */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,
@@ -34,23 +34,23 @@ enum constant {
 	CHECK_MARK_SHIFT = 16,
 };
 
-/* --- what is ours ------------------------------------------------------------- */
+/* --- our addresses ------------------------------------------------------------ */
 
 enum address_flag {
-	ADDRESS_VIP = 1,      /* a frontend has this address */
-	ADDRESS_SOURCE = 2,   /* full NAT sends from this address */
+	ADDRESS_VIP = 1, /* a frontend has this address */
+	ADDRESS_SOURCE = 2, /* full NAT sends from this address */
 	ADDRESS_HOST_OWN = 4, /* the host has it: its kernel answers ARP, ND and echo */
 	ADDRESS_ANNOUNCE = 8, /* for user space: owned_until may become other than 0 */
-	ADDRESS_DIRECT = 16,  /* a frontend of a direct-return service has it */
+	ADDRESS_DIRECT = 16, /* a frontend of a direct-return service has it */
 };
 
-/* owned_until value: answer for ever. 0 is "not ours to answer for". */
+/* owned_until value: answer for ever. 0: never answer. */
 #define OWNED_FOREVER 0xffffffffffffffffULL
 
 struct address {
 	__u64 owned_until; /* jiffies; ARP and ND are answered before this moment */
-	__u32 flags;       /* enum address_flag */
-	__u32 check;       /* of the address, in one word with flags: see struct frontend */
+	__u32 flags; /* enum address_flag */
+	__u32 check; /* of the address, in one word with flags: see struct frontend */
 };
 
 /* --- services ------------------------------------------------------------------ */
@@ -71,8 +71,8 @@ struct frontend_key {
 
 /*
  * Elements of these maps are recycled without a grace period, so each holds in one word
- * what it says and a check of its key: the exclusive or of the address's four 32-bit words,
- * and, for a frontend, of protocol << 16 | port (port 0 in a range). A reader takes the
+ * its value and a check of its key: the exclusive or of the address's four 32-bit words,
+ * and, for a frontend, of protocol << 16 | port (port 0 in a range). A reader reads the
  * word at once and takes a wrong check for a miss.
  */
 struct frontend {
@@ -83,7 +83,7 @@ struct frontend {
 /* A range of ports, as prefixes of an LPM trie: the longest match is the narrowest
  * range, and "any" is the empty prefix of the port. */
 struct range_key {
-	__u32 prefix_length; /* bits that count: 144 + those of the port */
+	__u32 prefix_length; /* bits that count: 144 + the bits of the port */
 	__be32 address[4];
 	__u8 protocol;
 	__u8 zero;
@@ -120,7 +120,7 @@ enum feature {
 	FEATURE_TUNNELLED = 0x400, /* services in two levels (tunnelled.h) */
 };
 
-/* Who sends answers that only the flow table tells from what is not ours. */
+/* The senders of answers that only the flow table tells from foreign packets. */
 enum to_client {
 	TO_CLIENTS_ROUTED = 0x01, /* backends of a nat-destination service, through this host */
 	TO_CLIENTS_HOST = 0x02, /* a backend that is this host itself */
@@ -130,7 +130,7 @@ enum to_client {
 enum service_flag {
 	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
-	SERVICE_FILTERS = 0x04, /* sh_filters says who may */
+	SERVICE_FILTERS = 0x04, /* sh_filters names the permitted sources */
 	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
 	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
 	SERVICE_DRAWS = 0x20, /* a client without an entry gets the backend of its flow's slot */
@@ -151,17 +151,17 @@ struct service {
 	__u32 flags; /* enum service_flag */
 	__u32 flows_max; /* tracked at once; 0: as many as the table holds */
 	__u32 source_rate; /* new flows of one source address a second; 0: as many as come */
-	__u16 tcp_mss; /* the largest TCP segment, in bytes; 0: what the two sides agree on */
+	__u16 tcp_mss; /* the largest TCP segment, in bytes; 0: the two sides agree on one */
 	__u16 pad;
 };
 
 /*
- * Who may use a service: a prefix of source addresses, in an LPM trie. The longest one decides,
- * whichever list it is from; one of length 0 of the family stands for sources in no list.
+ * A list entry of a service: a prefix of source addresses, in an LPM trie. The longest one decides,
+ * from either list; one of length 0 of the family stands for sources in no list.
  */
 struct filter_key {
-	__u32 prefix_length; /* bits that count: 32 + those of the address as 128 bits */
-	__u32 service; /* generation:8 | index:24, so that an index's next tenant has none of them */
+	__u32 prefix_length; /* bits that count: 32 + the bits of the address as 128 bits */
+	__u32 service; /* generation:8 | index:24: the index's next service has none of them */
 	__be32 address[4];
 };
 
@@ -172,15 +172,15 @@ struct filter {
 };
 
 /*
- * How many flows with NONCE_COUNTED a service has: those that began while it had a flows_max.
- * Who makes the client's entry counts it, and who ends it takes it off.
+ * The number of a service's flows with NONCE_COUNTED, which began while it had a flows_max.
+ * The CPU that makes the client's entry counts it, and the one that ends it takes it off.
  */
 struct service_flows {
 	__s32 count; /* changed atomically */
 	__u32 generation; /* of the service; flows of its predecessors are not its own */
 };
 
-/* Whose new flows are counted. */
+/* The source whose new flows are counted. */
 struct source_key {
 	struct addr source; /* IPv6: the /64 */
 	__u32 service; /* generation:8 | index:24 */
@@ -189,13 +189,13 @@ struct source_key {
 
 struct source_rate {
 	__u64 tag; /* a hash of the key, because elements are recycled as they are read */
-	__u64 word; /* credit:32 | jiffies:32 when it was so. A new flow costs jiffies_per_second,
+	__u64 word; /* credit:32 | jiffies:32 of that credit. A new flow costs jiffies_per_second,
 	             * and each jiffy brings the service's source_rate. By compare-and-swap only. */
 };
 
 /*
  * A slot: flags:4 | state:4 | current backend:28 | previous backend:28. A backend reference
- * is generation:8 | index:20; 0 is nobody. docs/design/13-just-enough-tracking.md has the
+ * is generation:8 | index:20; 0 is no backend. docs/design/13-just-enough-tracking.md has the
  * rules; the state, never a comparison of the two backends, says whether flows are looked up.
  */
 enum slot_state {
@@ -219,8 +219,8 @@ enum slot_flag {
 /* Whether a backend takes new flows. */
 enum draining {
 	DRAINING_NOT = 0,
-	DRAINING_STAY = 1, /* none, in no service; flows that it has go on */
-	DRAINING_DOWN = 2, /* and of those only established TCP connections: it is down */
+	DRAINING_STAY = 1, /* none, in no service; its present flows go on */
+	DRAINING_DOWN = 2, /* none, and only established TCP connections go on: it is down */
 };
 
 struct backend {
@@ -242,7 +242,7 @@ struct interface {
 	struct addr address4; /* source of ICMP errors we send; zero: the VIP */
 	struct addr address6;
 	__u32 ifindex; /* 0: the element is free */
-	__u32 mtu; /* of what is behind the Ethernet header, bytes */
+	__u32 mtu; /* of the packet behind the Ethernet header, bytes */
 	__u8 mac[6];
 	__u8 pad[2];
 };
@@ -257,7 +257,7 @@ struct vlan_tags {
 	struct vlan_tag tag[2]; /* the outer first */
 };
 
-/* Whose frames those are that come in by another interface with these tags. */
+/* The parent and tags of an interface's frames, which come in by the parent. */
 struct vlan_key {
 	__u32 parent; /* ifindex */
 	struct vlan_tags tags; /* of control the identifier alone */
@@ -265,14 +265,14 @@ struct vlan_key {
 
 /* --- flows --------------------------------------------------------------------- */
 
-/* Whose packets an entry rewrites. Every NAT flow has one entry of each. */
+/* The sender of the packets that an entry rewrites. Every NAT flow has one entry of each. */
 enum direction {
 	DIRECTION_CLIENT = 0, /* from the client: becomes source -> backend */
 	DIRECTION_BACKEND = 1, /* from the backend: becomes VIP -> client */
 };
 
 enum flow_state {
-	FLOW_DEAD = 0x01, /* somebody is deleting it: nobody else may */
+	FLOW_DEAD = 0x01, /* one party is deleting it: no other may */
 	FLOW_SLOTTED = 0x02, /* sh_tracked holds its key */
 	FLOW_REPLIED = 0x04, /* the backend has answered */
 	FLOW_ESTABLISHED = 0x08, /* and the client has gone on */
@@ -283,15 +283,15 @@ enum flow_state {
 };
 
 /*
- * How a packet of this flow is treated. All but the first three words is written once,
+ * The rewrite of a packet of this flow. All but the first three words are written once,
  * before the entry is visible, and covered by seal: hash elements are recycled without a
- * grace period, so a reader copies the whole, recomputes the seal over its key and its
- * copy, and takes any difference for a miss. No order of the kernel's copying matters.
+ * grace period, so a reader copies the entry, recomputes the seal over its key and its
+ * copy, and takes any difference for a miss. The order of the kernel's copying does not matter.
  */
 struct flow {
 	__u64 seal; /* this word and the next are the same in every ABI: carry.h reads another's */
 	__u64 life; /* nonce:24 | enum flow_state:8 | last seen, low 32 bits of jiffies. Changed
-	             * by compare-and-swap only, so never in somebody else's entry. */
+	             * by compare-and-swap only, so never in another flow's entry. */
 	__u64 hop; /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
 	struct addr source; /* the packet's new source … */
 	struct addr destination; /* … and destination */
@@ -310,12 +310,12 @@ struct flow {
 enum note_kind {
 	NOTE_NAT = 0,
 	NOTE_DIRECT = 1,
-	NOTE_PASS = 2, /* the first fragment was for no service, and passed */
+	NOTE_PASS = 2, /* the first fragment was to no service, and passed */
 };
 
 /* The verdict on the first fragment of a datagram, for the later ones (lb/fragment.h). */
 struct note {
-	struct flow flow; /* of NOTE_NAT all of the flow's; of NOTE_DIRECT its service and backend;
+	struct flow flow; /* with NOTE_NAT all of the flow; with NOTE_DIRECT service and backend;
 	                   * nonce, life and seal are the note's own */
 	__u32 hash; /* of NOTE_DIRECT: the flow's */
 	__u32 kind; /* enum note_kind */
@@ -350,7 +350,7 @@ struct remembered {
 };
 
 enum remembered_flag {
-	REMEMBERED_DEAD = 0x01, /* somebody is deleting it: nobody else may */
+	REMEMBERED_DEAD = 0x01, /* one party is deleting it: no other may */
 	REMEMBERED_SYN = 0x02, /* nothing but SYN has been seen */
 	REMEMBERED_FIN = 0x04, /* the client has closed its half */
 	REMEMBERED_RESET = 0x08, /* the last thing seen was a reset */
@@ -377,7 +377,7 @@ enum timeout {
 #define OWN_BITS 512
 
 struct settings {
-	__u64 heartbeat; /* jiffies when the daemon last said it was there */
+	__u64 heartbeat; /* jiffies of the daemon's last sign of life */
 	__u32 timeouts[TIMEOUT_COUNT]; /* jiffies, by enum timeout */
 	__u16 port_first; /* of the NAT pool, host order */
 	__u16 port_count;
@@ -391,7 +391,7 @@ struct settings {
 	__u8 pad[2];
 	__u32 epoch; /* goes up after every change of sh_addresses, sh_frontends and sh_ranges */
 	__u64 own_addresses[OWN_BITS / 64]; /* a bit (packet.h) of each VIP and NAT source; some of
-	                                     * those that have left are still in it */
+	                                     * the addresses that have left are still in it */
 };
 
 /* --- counters, per CPU ---------------------------------------------------------- */
@@ -414,7 +414,7 @@ struct sweep {
 
 /* A note of user space at the socket of a health check with direct return. */
 struct check {
-	struct addr backend; /* that the VIP is asked at */
+	struct addr backend; /* at which the VIP is checked */
 	__u64 hop; /* HOP_*: to the backend, as in its record */
 	__u32 forwarding; /* enum forwarding */
 	__u32 taken; /* by sh_check: a packet of this socket came by */
@@ -436,8 +436,8 @@ struct strays {
 struct recall {
 	__u64 entries; /* seen */
 	__u64 expired; /* of them, removed because nothing was seen for too long */
-	__u64 agreed; /* removed because a closing or marked slot says the same */
-	__u64 marked; /* in closing or marked slots, kept because the slot says otherwise */
+	__u64 agreed; /* removed because a closing or marked slot names the same backend */
+	__u64 marked; /* in closing or marked slots, kept because the slot names another backend */
 	__u64 look; /* in: 1: only mark, and delete nothing */
 };
 
@@ -447,7 +447,7 @@ struct clock {
 	__u64 beat; /* in: 1: note the daemon's sign of life */
 };
 
-/* While another ABI takes over: what sh_switch says (switch.h), and indexes of sh_gates. A daemon
+/* While another ABI takes over: the words of sh_switch (switch.h), and indexes of sh_gates. A daemon
  * of any ABI may meet them, so they never change. */
 enum switch_word {
 	SWITCH_STATE = 0, /* enum switch_state */
@@ -467,7 +467,7 @@ enum gate {
 	GATE_COUNT = 2,
 };
 
-/* Kept for user space alone: what a position is called. */
+/* Kept for user space alone: the name of a position. */
 enum name_kind {
 	NAME_SERVICE = 1,
 };

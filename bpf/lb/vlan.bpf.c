@@ -45,7 +45,7 @@ static __always_inline struct vlan_tag tag_identity(struct vlan_tag tag)
 	return tag;
 }
 
-/* Index in sh_interfaces of the interface whose frame it is; INTERFACE_MAX: none of ours. */
+/* Index in sh_interfaces of the interface that the frame belongs to; INTERFACE_MAX: none of ours. */
 static __always_inline __u32 vlan_index(const struct vlan_tags *tags)
 {
 	struct vlan_key key = { .parent = parent };
@@ -82,8 +82,8 @@ static __always_inline int tags_pop(struct frame_ctx *ctx, __u32 size)
 }
 
 /* The verdict of the interface's sh_xdp. A tail call from a subprogram ends that alone, so it comes
- * back (x86 since Linux 5.10, arm64 since 6.0). What is returned where nobody is there must not seem to
- * be all there is: not to the compiler, hence the assembly, and not to the verifier, which in Linux 6.1
+ * back (x86 since Linux 5.10, arm64 since 6.0). The value for a map without a program must not seem the
+ * only result: not to the compiler, hence the assembly, and not to the verifier, which in Linux 6.1
  * looks at no other exit of a function, but takes a __stage's value for any. */
 __stage int vlan_enter(struct frame_ctx *ctx, __u32 index)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * VLANs at native XDP, which the kernel has for their parent alone. A VLAN's interface has its own
- * record and its own copy of sh_xdp, which sees frames without their tags; what takes tags off and
- * puts them on is here, in sh_vlan, and where a frame goes out of another interface.
+ * record and its own copy of sh_xdp, which sees frames without their tags; the code here takes tags off
+ * and puts them on, in sh_vlan, and where a frame goes out of another interface.
  *
  *   frame ─► sh_xdp ─┬─► no tag: as ever
  *                    └─► sh_vlan: tags off ─► the VLAN's sh_xdp ─┬─► passes, back: tags on again

@@ -29,7 +29,7 @@ static __always_inline int drop_forged(const struct packet *p)
 	return XDP_DROP;
 }
 
-/* Does with the frame what the stages say. A part of each program's main function, because it calls
+/* Carries out the verdict of the stages. A part of each program's main function, because it calls
  * other programs (chain.h). */
 static __always_inline int frame_finish(struct frame_ctx *ctx, const struct packet *p,
 					enum verdict verdict)
@@ -93,7 +93,7 @@ int sh_xdp(struct xdp_md *ctx)
 
 /* The same with stamps of probes. The daemon loads it in sh_xdp's place, with FEATURE_STAMPS. It is a
  * program of its own, because sh_xdp would ask for the feature twice for each packet: a constant that is
- * 0 takes the branches out, and leaves its loads. */
+ * 0 removes the branches, but not its loads. */
 SEC("xdp.frags")
 int sh_xdp_stamps(struct xdp_md *ctx)
 {

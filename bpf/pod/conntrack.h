@@ -36,7 +36,7 @@
 /* IP_CT_TCP_FLAG_BE_LIBERAL of the same: packets outside of the window are not invalid. */
 #define CT_TCP_BE_LIBERAL 0x08
 
-/* Of the kernel's types, what is read here; the loader finds where it is. */
+/* The fields of the kernel's types that are read here; the loader finds their offsets. */
 struct ip_ct_tcp_state {
 	__u8 flags;
 } __attribute__((preserve_access_index));
@@ -58,7 +58,7 @@ struct nf_conn {
 
 /* Of net/netfilter/nf_conntrack_bpf.c, the 12 bytes that all kernels take. */
 struct bpf_ct_opts {
-	__s32 netns_id; /* -1: that of the packet's interface */
+	__s32 netns_id; /* -1: the namespace of the packet's interface */
 	__s32 error;
 	__u8 l4proto;
 	__u8 dir; /* set by the kernel: 0 as the connection began, 1 the other way */
@@ -87,7 +87,7 @@ enum segment {
 	SEGMENT_RST,
 };
 
-/* How long the entry lives from now on; 0: as it is. */
+/* The time that the entry lives from now on; 0: unchanged. */
 static __always_inline __u32 entry_time(const struct nf_conn *entry, __u8 protocol,
 					enum segment segment)
 {

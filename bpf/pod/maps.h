@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The pod shortcuts' maps: which addresses are pods of this machine, and what became of packets.
+ * The pod shortcuts' maps: the addresses of this machine's pods, and the fates of packets.
  */
 #ifndef SHUNT_POD_MAPS_H
 #define SHUNT_POD_MAPS_H
@@ -31,7 +31,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_pd_far SEC(".maps");
 
-/* Index of an interface, or COUNTS_OF_STEER with the number of a steer -> what became of the packets that came in by
+/* Index of an interface, or COUNTS_OF_STEER with the number of a steer -> the fates of the packets that came in by
  * it, or that the steer is for, per CPU. Elements are made by user space before the program can count in them, read
  * by user space, and removed after the program is off or the steer gone. Full: user space does not attach, or steer.
  * Made anew with the program. */
@@ -43,8 +43,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_pd_counts SEC(".maps");
 
-/* 0 -> until when the pods are judged, ns of CLOCK_MONOTONIC. Written by user space each time that it has
- * judged them; read by the program. Cannot be full. Made anew with the program. */
+/* 0 -> the time until which user space's judgement of the pods holds, ns of CLOCK_MONOTONIC. User space writes it
+ * after each judgement; the program reads it. Cannot be full. Made anew with the program. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -53,7 +53,7 @@ struct {
 } sh_pd_watched SEC(".maps");
 
 /* A connection that could take the shortcut once conntrack is liberal with it -> nothing. Added by the
- * program, which removes those that end; taken out by user space, which tells conntrack. Full: the
+ * program, which removes connections that end; removed by user space, which tells conntrack. Full: the
  * connection goes through the stack and asks again with its next packet. Made anew with the program. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -63,7 +63,7 @@ struct {
 } sh_pd_asking SEC(".maps");
 
 /* Protocol with port, and network -> where packets for it go. Written by user space, each time that the state of
- * the steer changes. Read by the programs. Full: user space refuses the steer, whose packets go as without it. Made
+ * the steer changes. Read by the programs. Full: user space refuses the steer, whose packets then go unsteered. Made
  * anew with the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * From one pod to another, past the host's stack. sh_pod is at the ingress of the host's end of each pod's
- * veth, sh_pod_in at that of the uplink, the interface towards other machines.
+ * veth, sh_pod_in at the ingress of the uplink, the interface towards other machines.
  *
  *   pod a                          host                              pod b
  *   eth0 ══ veth ─► sh_pod ─► (netfilter, routing, tc) ─► veth ══ eth0
@@ -13,11 +13,11 @@
  *
  * Invariant: a packet that is not taken goes on as it came. Nothing is dropped and nothing is written to
  * a packet. Both directions of a connection take the shortcut, or none: conntrack, which follows sequence
- * numbers, would take what it sees of half a connection for invalid. So everything that decides is the
- * same for both: the states of both pods, their MTUs, and what conntrack knows.
+ * numbers, would take the packets of only one direction for invalid. So the decision rests on facts that
+ * are the same for both: the states of both pods, their MTUs, and conntrack's entry.
  *
  * Invariant: a checked connection can go back to the stack at any packet. So conntrack is liberal with it
- * before its first packet takes the shortcut, and nothing is to be done when the daemon is killed.
+ * before its first packet takes the shortcut, and a killed daemon leaves nothing to do.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -42,7 +42,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 volatile const __u32 mode = POD_MODE_CHECKED;
 
-/* Types that user space must know, and no map leads to. */
+/* Types that user space needs and that no map names. */
 const enum pod_limit pod_limits;
 const enum pod_left pod_lefts;
 const enum pod_mode pod_modes;
@@ -201,7 +201,7 @@ static __always_inline enum pod_left far_pods_find(struct passage *p, __u32 ingr
 	return to.left ? to.left : far->left;
 }
 
-/* Reads the ports, and what of TCP the entry has to know. */
+/* Reads the ports, and the kind of a TCP segment, which conntrack's entry depends on. */
 static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struct passage *p)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
@@ -243,7 +243,7 @@ static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struc
 	return POD_TAKEN;
 }
 
-/* Whether user space has judged the pods lately. A daemon that is stuck or gone cannot see new rules. */
+/* Whether user space has judged the pods recently. A daemon that is stuck or gone cannot see new rules. */
 static __always_inline __u32 pods_watched(void)
 {
 	__u32 zero = 0;
@@ -283,9 +283,9 @@ static __always_inline struct pod_flow flow_ordered(const struct pod_flow *flow)
 	};
 }
 
-/* Has user space tell conntrack to be liberal with a connection, unless that ends. The end that closes last
- * has no packet here: conntrack's state has changed with the first FIN. It is not static, so that the verifier goes
- * through it once; Linux 6.1 takes no argument of such a function as a map's key. */
+/* Has user space tell conntrack to be liberal with a connection, unless it ends. The end that closes last has
+ * no packet here: conntrack's state has changed with the first FIN. The function is not static, so that the
+ * verifier goes through it once; Linux 6.1 takes no argument of such a function as a map's key. */
 __noinline int preparation_ask(const struct pod_flow *flow, __u32 is_over)
 {
 	struct pod_flow ordered;
@@ -304,8 +304,8 @@ static __always_inline __u32 entry_is_liberal(const struct nf_conn *entry)
 	return entry->proto.tcp.seen[0].flags & entry->proto.tcp.seen[1].flags & CT_TCP_BE_LIBERAL;
 }
 
-/* Whether conntrack is to be told of a connection. With bypass that is for later: a connection that was
- * established before goes on if its packets have to go through the stack again. */
+/* Whether conntrack is to be told of a connection. With bypass that is a precaution: an established
+ * connection goes on if its packets have to go through the stack again. */
 static __always_inline __u32 entry_is_unprepared(const struct passage *p,
 						 const struct nf_conn *entry, enum pod_left left)
 {
@@ -343,8 +343,8 @@ static __always_inline struct nf_conn *entry_find(struct __sk_buff *skb, const s
 }
 
 /*
- * Whether the answers to a packet that conntrack does not know would be translated: its source has asked
- * a service from the same port, and got the same pod, not long ago. The host's stack gives the
+ * Whether the answers to a packet that conntrack does not know would be translated: its source has sent
+ * to a service from the same port, and got the same pod, not long ago. The host's stack gives the
  * packet another port then.
  */
 static __always_inline int answer_is_translated(struct __sk_buff *skb, const struct passage *p)
@@ -404,8 +404,8 @@ static __always_inline __u32 size_of(const struct __sk_buff *skb, const struct p
 	return skb->gso_size ? p->network_size + skb->gso_size : skb->len - ETH_HLEN;
 }
 
-/* Whether a packet is longer than the route allows. The interface is asked, too: its MTU can have changed since
- * user space looked, and redirect_neigh does not ask. */
+/* Whether a packet is longer than the route allows. The interface's MTU counts, too: it can have changed since
+ * user space looked, and redirect_neigh does not check it. */
 static __always_inline __u32 is_oversize(struct __sk_buff *skb, const struct passage *p)
 {
 	__u32 mtu = 0;
@@ -414,7 +414,7 @@ static __always_inline __u32 is_oversize(struct __sk_buff *skb, const struct pas
 	       (p->is_far && bpf_check_mtu(skb, p->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS));
 }
 
-/* Reads the addresses, and whether the headers of the network layer are plain. */
+/* Reads the addresses, and refuses headers of the network layer that are not plain. */
 static __always_inline enum pod_left network_read(struct __sk_buff *skb, struct passage *p)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
@@ -435,7 +435,7 @@ static __always_inline enum pod_left packet_judge(struct __sk_buff *skb, struct 
 
 	if (plain == POD_MALFORMED || plain == POD_NOT_IP)
 		return plain;
-	/* First: what is for nobody that is known has no other reason. */
+	/* First, so that a packet for no known pod has no other reason. */
 	left = from_far ? far_pods_find(p, skb->ifindex) : pods_find(p, skb->ifindex);
 	if (left != POD_TAKEN)
 		return left;
@@ -462,7 +462,7 @@ static __always_inline void pod_count(__u32 ifindex, enum pod_left left, __u64 b
 	counts->of[left].bytes += bytes;
 }
 
-/* Sends a packet to the machine of its pod. The next hop is that of the route which user space has seen. */
+/* Sends a packet to the machine of its pod. The next hop is from the route that user space has seen. */
 static __always_inline int far_send(const struct passage *p)
 {
 	struct bpf_redir_neigh hop = {};

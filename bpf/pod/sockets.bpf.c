@@ -10,10 +10,10 @@
  *                        └─► TCP, as if there were no map (passed), for a reason that is counted
  *
  * Invariants:
- *   Order. A reader empties the queue before it looks at what came by TCP. So a message is redirected only if the
+ *   Order. A reader empties the queue before it looks at data that came by TCP. So a message is redirected only if the
  *   other end has read every byte that went by TCP: own write_seq equals its copied_seq.
- *   Bound. At most limit bytes wait in a queue. What is beyond goes by TCP, whose window bounds it.
- *   Loss. A socket that is taken out of the map loses its queue. So only a socket that never had one is taken out here.
+ *   Bound. At most limit bytes wait in a queue. Further messages go by TCP, whose window bounds them.
+ *   Loss. A socket that is taken out of the map loses its queue. So programs take out only a socket that never had one.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -26,7 +26,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Types that user space must know, and no map leads to. */
+/* Types that user space needs and that no map names. */
 const enum so_left so_lefts;
 const enum so_limit so_limits;
 const struct so_seen so_seen_type;
@@ -34,10 +34,10 @@ const struct so_seen so_seen_type;
 /* Whether sh_so_ports decides; otherwise every port of the cgroup is paired. */
 volatile const __u8 some_ports = 0;
 
-/* SK_USER_DATA_PTRMASK of include/net/sock.h: the low bits say whose pointer it is. */
+/* SK_USER_DATA_PTRMASK of include/net/sock.h: the low bits name the pointer's owner. */
 #define USER_DATA_MASK (~7UL)
 
-/* Of the kernel's types, what is read here; the loader finds where it is. */
+/* The fields of the kernel's types that are read here; the loader finds their offsets. */
 struct list_head {
 	struct list_head *next;
 } __attribute__((preserve_access_index));
@@ -75,7 +75,7 @@ static __always_inline struct so_control *control(void)
 	return bpf_map_lookup_elem(&sh_so_control, &zero);
 }
 
-/* Whether messages wait in a socket's queue, and how many bytes they are; counted is whether the kernel says. */
+/* Whether messages wait in a socket's queue, and their bytes; *counted: whether the kernel counts the bytes. */
 static __always_inline int queue_read(const void *sk, __u32 *bytes, int *counted)
 {
 	struct sk_psock *psock;
@@ -98,7 +98,7 @@ static __always_inline int queue_read(const void *sk, __u32 *bytes, int *counted
 	       (unsigned long)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 }
 
-/* The socket at the other end; 0: it has not come. Its address may be stale once it has closed: what is read there then
+/* The socket at the other end; 0: it has not come. Its address may be stale once it has closed: a value read there then
  * means nothing, and bpf_msg_redirect_hash finds its key no more. */
 static __always_inline const struct tcp_sock *other_end(struct so_own *own)
 {
@@ -166,7 +166,7 @@ static __always_inline int port_listed(__u32 port)
 	return bits && (*bits >> port % 64 & 1);
 }
 
-/* Puts the socket of a new connection into the map. Whether it is there. */
+/* Puts the socket of a new connection into the map. Returns whether it is there. */
 static __always_inline int end_join(struct bpf_sock_ops *ops, struct so_own *keys)
 {
 	struct bpf_sock *sk = ops->sk;
@@ -246,7 +246,7 @@ int sh_so_ops(struct bpf_sock_ops *ops)
 	return 1;
 }
 
-/* Tells of a socket how much waits at it. */
+/* Reads how many bytes wait at a socket. */
 static __always_inline void seen_read(struct so_seen *seen, struct tcp_sock *tcp)
 {
 	__u32 queued, copied;
@@ -260,8 +260,8 @@ static __always_inline void seen_read(struct so_seen *seen, struct tcp_sock *tcp
 		seen->unread -= copied;
 }
 
-/* Fills in one struct so_seen of the packet. The verifier looks at a global function once, and not for each call: 6.1 gives up
- * a loop of 32 with this inside. */
+/* Fills in one struct so_seen of the packet. The verifier checks a global function once, and not for each call: 6.1 gives up
+ * on a loop of 32 with this inside. */
 __noinline int sh_so_look_at(struct __sk_buff *skb, __u32 i)
 {
 	struct so_seen seen = {}, *at;

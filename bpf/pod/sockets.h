@@ -3,8 +3,8 @@
  * Socket pairs: types and maps of sockets.bpf.c.
  *
  * A connection's key is its two initial sequence numbers, as this end has them; the other end has them the other way
- * round. Both are random (RFC 6528), so an end that has them belongs to the same connection, in whatever network
- * namespace it is and whatever address translation is between.
+ * round. Both are random (RFC 6528), so an end that has them belongs to the same connection, in any network
+ * namespace and behind any address translation.
  */
 #ifndef SHUNT_POD_SOCKETS_H
 #define SHUNT_POD_SOCKETS_H
@@ -66,7 +66,7 @@ struct so_seen {
 
 /* Key of an end -> its socket. Put in by sh_so_ops, or by user space for its test; taken out by the kernel when the
  * socket closes, by sh_so_ops if no other end comes, and by user space when it takes pairs apart, once the socket's queue
- * is empty: what is in the queue goes with the element. Pinned, since its programs go on without the process. Full:
+ * is empty: the queue's messages go with the element. Pinned, since its programs go on without the process. Full:
  * connections go on by TCP, counted. An upgrade makes a new one, and takes the pairs of the old one apart. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
@@ -76,8 +76,8 @@ struct {
 } sh_so_socks SEC(".maps");
 
 /* Key of an end -> the address of its socket in the kernel, to be read and never followed without the kernel's checks.
- * Written by sh_so_ops, and by user space for its test; read by the programs. Full: the one not used for the longest
- * time goes; it matters only while a connection begins, which then goes by TCP. Made anew with the programs. */
+ * Written by sh_so_ops, and by user space for its test; read by the programs. Full: the least recently used entry goes;
+ * it matters only while a connection begins, which then goes by TCP. Made anew with the programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct so_key);
@@ -94,7 +94,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } sh_so_own SEC(".maps");
 
-/* 0 -> what user space wants. Written by user space, read by the programs. Pinned beside sh_so_socks. Cannot be full. */
+/* 0 -> struct so_control. Written by user space, read by the programs. Pinned beside sh_so_socks. Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -5,8 +5,8 @@
  *   pod ══ veth ─► steer_out ── redirect_neigh ─► interface ═════ next hop
  *   pod ══ veth ◄─ redirect_peer ── steer_in ◄─── interface ═════
  *
- * A connection is pinned by its first packet (SYN, or the first datagram) to the hop that its steer has then. What
- * conntrack knows has begun in the stack and stays there. A hop that is no longer good is removed, and its
+ * A connection's first packet (SYN, or the first datagram) pins it to the hop that its steer has then. A connection
+ * that conntrack knows has begun in the stack and stays there. A hop that is no longer good is removed, and its
  * connections go on through the stack; they do not come back to it. So a connection is moved once at most, and only
  * when its hop would lose its packets.
  *
@@ -18,12 +18,12 @@
 /* Whether the file has steers. */
 volatile const __u8 steers = 0;
 
-/* Of the key of sh_pd_counts: it is of a steer. Indexes of interfaces are positive as signed numbers. */
+/* This bit in a key of sh_pd_counts: the key is a steer's. Indexes of interfaces are positive as signed numbers. */
 #define COUNTS_OF_STEER (1U << 31)
 
-/* A connection of UDP that is silent for so long has ended: its port may be another's by now. */
+/* A connection of UDP that is silent for this long has ended: its port may be another's by now. */
 #define UDP_IDLE_NS (60 * 1000000000ULL)
-/* How exact the time of a pin is, so that not every packet writes it. */
+/* The resolution of a pin's time, so that not every packet writes it. */
 #define SEEN_NS 1000000000ULL
 
 /* A steer's work on a packet. */
@@ -178,7 +178,7 @@ static __always_inline int packet_steer(struct __sk_buff *skb, __u32 from_pod)
 	if (left != POD_TAKEN && left != POD_HANDSHAKE)
 		return TC_ACT_UNSPEC;
 	flow_read(&s.p, &flow);
-	/* Not where it is needed: compilers merge it with another reading, which verifiers refuse. */
+	/* Read early, because compilers merge a later read with another one, which verifiers refuse. */
 	s.size = size_of(skb, &s.p);
 	left = from_pod ? steer_out(skb, &s, &flow) : POD_NOT_LOCAL;
 	if (!s.number)

@@ -37,7 +37,7 @@ struct pod_far_key {
 	__u32 address[4]; /* as struct addr, wire order */
 };
 
-/* The route to such a network. Elements of a trie never change in place, so a reader sees a whole one. */
+/* The route to such a network. Elements of a trie never change in place, so a reader sees a whole element. */
 struct pod_far {
 	struct addr next_hop; /* a neighbour at the interface, of the network's family */
 	__u32 ifindex; /* towards it, and where its packets come from */
@@ -52,7 +52,7 @@ struct pod_far {
 enum pod_left {
 	POD_TAKEN = 0, /* given to the other pod, or sent to its machine */
 	POD_NOT_IP = 1, /* ARP, a VLAN tag, or not sent to the host */
-	POD_NOT_LOCAL = 2, /* the destination is no pod, and in no network, that is known */
+	POD_NOT_LOCAL = 2, /* the destination is no known pod, and in no known network */
 	POD_SOURCE = 3, /* the source is neither pod nor network behind the interface */
 	POD_MALFORMED = 4, /* headers that end too soon, IPv6 from or to ::ffff:a.b.c.d */
 	POD_FRAGMENT = 5,
@@ -70,7 +70,7 @@ enum pod_left {
 	POD_RULE = 16, /* a netfilter rule may do something with its packets */
 	POD_RULES_UNREAD = 17, /* the rules cannot be read, or not be judged */
 	POD_QDISC = 18, /* its interface has a qdisc, which shapes or counts */
-	POD_TC = 19, /* somebody else's program is at its interface */
+	POD_TC = 19, /* another project's program is at its interface */
 	POD_BRIDGED = 20, /* its interface is a port of a bridge */
 	POD_DOWN = 21, /* its interface has no carrier */
 	POD_NOT_VETH = 22, /* its interface is no veth into another namespace */
@@ -107,14 +107,14 @@ struct pod_flow {
 
 /* Packets to a port in a network, for a steer. Packed, as the kernel's tries want it. */
 struct pod_steer_key {
-	__u32 bits; /* 32, and those of the network */
+	__u32 bits; /* 32, and the network's bits */
 	__u8 protocol; /* IPPROTO_ */
 	__u8 zero;
 	__be16 port;
 	__u32 address[4]; /* as struct addr, wire order */
 };
 
-/* Where such packets go. Elements of a trie never change in place. */
+/* The hop for packets to such a port. Elements of a trie never change in place. */
 struct pod_steer {
 	__u32 hop; /* for connections that begin */
 	__u16 left; /* enum pod_left */

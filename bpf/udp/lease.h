@@ -9,8 +9,8 @@
  *          the stages that follow   pass: the kernel's socket on the same port, if there
  *                                   is one, has it; with LEASE_DROP: drop
  *
- * Invariant: nothing of a frame is written, and nothing is dropped without LEASE_DROP, so that whatever the
- * stage does not take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
+ * Invariant: the stage writes nothing to a frame, and drops none without LEASE_DROP, so that a frame that it
+ * does not take goes on as it came. A time in front of it (LEASE_STAMPED) is taken away again.
  */
 #ifndef SHUNT_UDP_LEASE_H
 #define SHUNT_UDP_LEASE_H
@@ -27,9 +27,9 @@ struct datagram {
 
 enum lease_verdict {
 	LEASE_NONE = 0, /* not for a lease: go on */
-	LEASE_PASS, /* for one that cannot take it: to the stack, and no other stage */
+	LEASE_PASS, /* for a lease that cannot take it: to the stack, and no other stage */
 	LEASE_REDIRECT, /* the frame is a socket's: XDP_REDIRECT */
-	LEASE_DISCARD, /* for one without a socket, and it is not to pass: XDP_DROP */
+	LEASE_DISCARD, /* for a lease without a socket, and with LEASE_DROP: XDP_DROP */
 };
 
 static __always_inline void lease_pass_count(__u32 why)
@@ -40,7 +40,7 @@ static __always_inline void lease_pass_count(__u32 why)
 		++*count;
 }
 
-/* Of a key, in 32 bits: struct lease has it too. */
+/* The check of a key, in 32 bits: struct lease has it too. */
 static __always_inline __u32 lease_check(const struct lease_key *key)
 {
 	__u64 words = key->address.high ^ key->address.low;
@@ -55,7 +55,7 @@ static __always_inline __u32 lease_hash(__u32 check)
 	return check * 0x9e3779b1U / (0x100000000ULL / (LEASE_BUCKETS * LEASE_HINTS));
 }
 
-/* Whether some lease may have the key. If not, none has. */
+/* Whether a lease may have the key; 0: none has. */
 static __always_inline int lease_is_possible(const struct lease_key *key)
 {
 	__u32 hash = lease_hash(lease_check(key)), bucket = hash / LEASE_HINTS;

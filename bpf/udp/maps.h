@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The UDP path's maps: which datagrams are whose, the sockets they go to, and what became of them.
+ * The UDP path's maps: the leases of addresses and ports, their sockets, and the fates of datagrams.
  */
 #ifndef SHUNT_UDP_MAPS_H
 #define SHUNT_UDP_MAPS_H
@@ -51,8 +51,8 @@ struct {
 	__uint(max_entries, LEASE_SLOTS);
 } sh_ud_sockets SEC(".maps");
 
-/* The same key -> what became of its datagrams, per CPU. Written by the program, and by user space at
- * the start of a lease, to zero. Read by user space. Cannot be full. Pinned as sh_ud_leases is. */
+/* The same key -> the fates of its datagrams, per CPU. Written by the program, and by user space at the
+ * start of a lease, to zero. Read by user space. Cannot be full. Pinned as sh_ud_leases is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -69,8 +69,8 @@ struct {
 	__uint(max_entries, PASSED_COUNT);
 } sh_ud_passed SEC(".maps");
 
-/* CHAIN_AFTER -> the program that runs after the balancer's on the interface (lb/chain.h), which is the
- * map that this one stands for where the stage is a guest. Else empty. Written by `shunt chain`; read by
+/* CHAIN_AFTER -> the program that runs after the balancer's on the interface. Where the stage is a guest,
+ * this map stands for the balancer's (lb/chain.h); else it is empty. Written by `shunt chain`; read by
  * the tail call. Cannot be full. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);

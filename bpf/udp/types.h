@@ -12,25 +12,25 @@ enum lease_limit {
 	LEASE_QUEUES_MAX = 64, /* receive queues that can have a socket */
 	LEASE_SLOTS = 4096, /* a lease and a queue: lease * LEASE_QUEUES_MAX + queue */
 	LEASE_FRONTENDS_MAX = 1024, /* addresses and ports of all leases */
-	LEASE_BUCKETS = 1024, /* for them by their hash, each with LEASE_HINTS bits */
+	LEASE_BUCKETS = 1024, /* for these by their hash, each with LEASE_HINTS bits */
 	LEASE_HINTS = 64,
-	/* In struct lease's index: what no socket takes is dropped, and does not pass to the stack. */
+	/* In struct lease's index: a datagram that no socket takes is dropped, and does not pass to the stack. */
 	LEASE_DROP = 1 << 16,
 	/* And: bpf_ktime_get_ns() (CLOCK_MONOTONIC) stands in front of each frame, as 8 bytes of metadata, which the
 	 * kernel copies with it (xsk_copy_xdp, net/xdp/xsk.c). It is the highest bit, so that one comparison finds
-	 * it: each datagram of a lease asks for it, and for the other one only those without a socket. */
+	 * it: the program tests this bit for each datagram of a lease, the other only for those without a socket. */
 	LEASE_STAMPED = 1 << 17,
 };
 
-/* Where a datagram goes to. */
+/* The destination of a datagram. */
 struct lease_key {
 	struct addr address;
 	__be16 port;
 	__u8 pad[6];
 };
 
-/* Which lease has it. Elements are recycled without a grace period, so that a reader takes the
- * whole word at once, and a wrong check for a miss. */
+/* The lease of a key. Elements are recycled without a grace period, so a reader reads the
+ * whole word at once, and takes a wrong check for a miss. */
 struct lease {
 	__u32 index; /* below LEASES_MAX; with LEASE_STAMPED, if its holder wants times, and LEASE_DROP */
 	__u32 check; /* of the key: lease_check() */
@@ -42,7 +42,7 @@ struct lease_direct {
 	struct lease lease;
 };
 
-/* Of one lease and queue, per CPU. matched = passed_no_socket + dropped_no_socket + what the socket was given. */
+/* Counts of one lease and queue, per CPU. matched = passed_no_socket + dropped_no_socket + datagrams to the socket. */
 struct lease_count {
 	__u64 matched; /* datagrams to the lease's address and port */
 	__u64 passed_no_socket; /* of them, passed to the stack because the queue has no socket */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The UDP path: alone on an interface, or as the balancer's guest (lb/guest.h), which then has dealt with
- * what is for its services.
+ * The UDP path: alone on an interface, or as the balancer's guest (lb/guest.h), after the balancer has
+ * taken the packets for its services.
  *
  *   frame ─► glance ─► plain datagram ─► lease_find ─► a socket
  *              │ │ odd                       │ no
@@ -21,7 +21,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
  * promiscuous mode sees them, and the kernel's socket would not get them either. */
 volatile const __u64 interface_mac = 0;
 
-/* Types that user space must know, and no map leads to. */
+/* Types that user space needs and that no map names. */
 const enum lease_limit udp_limit;
 const enum lease_pass udp_passed;
 
@@ -50,7 +50,7 @@ static __always_inline enum verdict network_parse(struct frame_ctx *ctx, struct 
 	return pass(p, REASON_NOT_IP);
 }
 
-/* Counts a frame that could be a lease's if it were not a fragment, had no options, or did not contradict itself. The stack judges
+/* Counts a frame that is no lease's only because it is a fragment, has options, or contradicts itself. The stack handles
  * it. */
 static __always_inline void odd_count(struct frame_ctx *ctx)
 {
@@ -73,7 +73,7 @@ static __always_inline void odd_count(struct frame_ctx *ctx)
 /* The kinds of frames, as far as leases go. */
 enum glance {
 	GLANCE_OTHER =
-		0, /* surely no lease's: most that come here are so, and are spared the rest */
+		0, /* surely no lease's: most frames are of this kind, and are spared the rest */
 	GLANCE_DATAGRAM, /* plain, and it may be one's */
 	GLANCE_ODD, /* no lease's either, but perhaps to be counted */
 };
@@ -139,7 +139,7 @@ static __always_inline enum glance glance6(struct frame_ctx *ctx, struct datagra
 	return datagram_check(ctx, d, data, udp, sizeof(*ip) + bpf_ntohs(ip->payload_len));
 }
 
-/* Looks at no more of a frame than it takes to tell. */
+/* Reads no more of a frame than it takes to tell its kind. */
 static __always_inline enum glance frame_glance(struct frame_ctx *ctx, struct datagram *d)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);

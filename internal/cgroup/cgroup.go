@@ -26,7 +26,7 @@ func ID(folder string) (uint64, error) {
 	return stat.Ino, nil
 }
 
-// Level is how deep a folder of the second hierarchy lies: its root, as this process sees it, is at 0.
+// Level is the depth of a folder of the second hierarchy: its root, as this process sees it, is at 0.
 func Level(folder string) (level uint32, err error) {
 	at, err := filepath.EvalSymlinks(folder)
 	if err == nil {
@@ -45,7 +45,7 @@ func Level(folder string) (level uint32, err error) {
 	}
 }
 
-// errOther is of a folder that is on another file system.
+// errOther is the error for a folder that is on another file system.
 var errOther = errors.New("no folder of cgroup v2")
 
 func isFolder(folder string) error {
@@ -67,7 +67,7 @@ func Paths() map[uint64]string {
 	if root == "" {
 		return paths
 	}
-	// Cgroups come and go meanwhile: what cannot be read is left out.
+	// Cgroups come and go meanwhile: a folder that cannot be read is left out.
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil
@@ -81,7 +81,7 @@ func Paths() map[uint64]string {
 	return paths
 }
 
-// Root is where the second hierarchy is mounted, or empty.
+// Root is the mount point of the second hierarchy, or empty.
 func Root() string {
 	for _, m := range mounts() {
 		if m.kind == "cgroup2" {

@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// period is that of which a limit is a share. The kernel's own default (Documentation/admin-guide/cgroup-v2.rst, cpu.max).
+// period is the time of which a limit is a share. The kernel's own default (Documentation/admin-guide/cgroup-v2.rst,
+// cpu.max).
 const period = 100 * time.Millisecond
 
-// quotaMin is the least that the kernel takes (min_cfs_quota_period of kernel/sched/core.c): 1 % of the period.
+// quotaMin is the least quota that the kernel accepts (min_cfs_quota_period of kernel/sched/core.c): 1 % of the period.
 const quotaMin = time.Millisecond
 
 // CPULimit is a cgroup of this process's own, which bounds the CPU time of all its threads together.
@@ -23,14 +24,15 @@ type CPULimit struct {
 	Folder string
 	home   string // the cgroup that the process came from
 	file   string // that has the limit
-	limit  string // what is in it
-	free   string // what lifts it
+	limit  string // the text of file while the limit holds
+	free   string // the text of file that lifts the limit
 	stat   string
 }
 
-// LimitCPU moves this process into a cgroup of a name, of the hierarchy that has the controller cpu, with a limit in percent of one CPU, at
-// least 1. In the second hierarchy it is below the process's own cgroup; where others are in that one too, it is below the root. The error
-// says why there can be none, and then the process is where it was.
+// LimitCPU moves this process into a cgroup of a name, of the hierarchy that has the controller cpu, with a limit in
+// percent of one CPU, at least 1. In the second hierarchy it is below the process's own cgroup; where other processes
+// are in that one too, it is below the root. The error says why no limit is possible; the process is then in its old
+// cgroup.
 func LimitCPU(name string, percent float64) (*CPULimit, error) {
 	quota := max(time.Duration(percent/100*float64(period)), quotaMin)
 	var errs []error
@@ -102,7 +104,7 @@ func homeIn(h hierarchy) (string, error) {
 	return "", fmt.Errorf("look for the cgroup of this process: it has none in %s", h.root)
 }
 
-// parents are where the new cgroup may be, the best first.
+// parents are the possible folders of the new cgroup, the best first.
 func (h hierarchy) parents(home string) []string {
 	if home == h.root {
 		return []string{home}
@@ -155,16 +157,16 @@ func (l *CPULimit) enter(h hierarchy, parent string) (err error) {
 	return l.Restore()
 }
 
-// File is the file that has the limit, and Limit what is in it while it holds.
+// File is the path of the file with the limit, and its text while the limit holds.
 func (l *CPULimit) File() (path, limit string) { return l.file, l.limit }
 
-// Lift has no limit hold, until Restore.
+// Lift removes the limit until Restore.
 func (l *CPULimit) Lift() error { return write(l.file, l.free) }
 
-// Restore has the limit hold again.
+// Restore sets the limit again.
 func (l *CPULimit) Restore() error { return write(l.file, l.limit) }
 
-// Throttled is in how many periods the process had to wait (nr_throttled of cpu.stat).
+// Throttled is the number of periods in which the process had to wait (nr_throttled of cpu.stat).
 func (l *CPULimit) Throttled() (uint64, error) {
 	text, err := os.ReadFile(l.stat)
 	if err != nil {
@@ -178,7 +180,7 @@ func (l *CPULimit) Throttled() (uint64, error) {
 	return 0, fmt.Errorf("read how often the limit of CPU took effect: %s has no nr_throttled", l.stat)
 }
 
-// Close moves the process back to where it was, and takes the cgroup away.
+// Close moves the process back to its old cgroup, and removes the new one.
 func (l *CPULimit) Close() error { return l.leave() }
 
 func (l *CPULimit) leave() error {
@@ -209,8 +211,8 @@ func write(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// LeftLimits are the cgroups of a name that LimitCPU makes and a process left that was killed; one that still has a process is among
-// them. What was below another process's own cgroup went with that one.
+// LeftLimits are the cgroups of a name that LimitCPU makes and a killed process left; one that still has a process is
+// among them. Cgroups below another process's own cgroup went with that one.
 func LeftLimits(name string) (all []string) {
 	for _, h := range cpuHierarchies() {
 		parents := []string{h.root}

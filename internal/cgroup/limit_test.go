@@ -80,7 +80,7 @@ func TestLimitCPU(t *testing.T) {
 	}
 }
 
-// A limit that cannot be had leaves the process where it was, and no cgroup.
+// A limit that cannot be set leaves the process in its cgroup, and no new cgroup.
 func TestLimitThatFails(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -28,7 +28,7 @@ const (
 	ExitOK      = 0 // done
 	ExitRefused = 1 // understood and refused: a fault in the file, nothing to act on, a failed claim
 	ExitUsage   = 2 // the command line makes no sense
-	ExitBusy    = 3 // waited until the deadline for what had not happened by then
+	ExitBusy    = 3 // the deadline came before the awaited state
 	ExitCuts    = 4 // planned: flows would end
 
 	ExitInterrupted = 130 // ended by Ctrl-C before it was done (128 + SIGINT)
@@ -152,7 +152,7 @@ func NoArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// release is set by the linker in what is published; see packaging/release.
+// release is set by the linker in published binaries; see packaging/release.
 var release string
 
 // Version is the version of this build.
@@ -200,7 +200,7 @@ func (t *Target) Flags(c *cobra.Command) {
 // Check refuses names that no instance can have.
 func (t *Target) Check() error { return RequireInstance(t.Instance) }
 
-// Asked is the instance that the command line names; "": whichever the socket's daemon runs.
+// Asked is the instance that the command line names; "": the one that the socket's daemon runs.
 func (t *Target) Asked(c *cobra.Command) string {
 	if c.Flags().Changed("instance") {
 		return t.Instance
@@ -226,7 +226,7 @@ func OutputFlag(c *cobra.Command, output *string) {
 	c.Flags().StringVarP(output, "output", "o", "text", "output format: text or json")
 }
 
-// RequireOutput refuses formats that there are not.
+// RequireOutput refuses unknown formats.
 func RequireOutput(output string) error {
 	if output != "text" && output != "json" {
 		return UsageError{Err: fmt.Errorf("--output is text or json, not %q", output)}

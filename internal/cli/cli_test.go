@@ -45,7 +45,7 @@ func run(args string, others ...*cobra.Command) (code int, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
-// The exit code says how a command ended, and standard error says why unless the output has.
+// The exit code tells how a command ended, and standard error gives the reason unless the output has it.
 func TestExitCodes(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -66,7 +66,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// A line that makes no sense is refused by the word that is wrong, before anything is done.
+// A line that makes no sense is refused, with the wrong word, before anything is done.
 func TestUsage(t *testing.T) {
 	box := Group(&cobra.Command{Use: "box", Short: "Hold others"})
 	box.AddCommand(&cobra.Command{Use: "open", RunE: func(*cobra.Command, []string) error { return nil }})
@@ -179,7 +179,7 @@ func serve(t *testing.T, h *house) (socket string) {
 	return socket
 }
 
-// Scripts tell from the exit code whether a reload was refused, and whether a plan ends flows.
+// Scripts see in the exit code whether a reload was refused, and whether a plan ends flows.
 func TestReload(t *testing.T) {
 	h := &house{}
 	socket := serve(t, h)
@@ -208,7 +208,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A command about a product says why the daemon has nothing to show of it.
+// A command about a product gives the reason why the daemon has no status of it.
 func TestProductReading(t *testing.T) {
 	h := &house{}
 	socket := serve(t, h)
@@ -270,7 +270,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// An interrupted demo tells of its faults, and not that it was interrupted.
+// An interrupted demo reports its faults, and not the interruption.
 func TestWithoutCancel(t *testing.T) {
 	fault := errors.New("the namespace is busy")
 	for _, c := range []struct{ err, want error }{

@@ -23,8 +23,8 @@ type Ending struct {
 	OK      bool
 }
 
-// Tell runs a demo, which tells its story to out, and says how it ended and what to try next. An interruption
-// ends the process after the demo has cleaned up.
+// Tell runs a demo, which tells its story to out, and prints its result and the commands to try next. An
+// interruption ends the process after the demo has cleaned up.
 func Tell(parent context.Context, s Streams, out io.Writer, output string, run func(context.Context) (Ending, error), next [][2]string) error {
 	ctx, cancel := UntilStopped(parent)
 	defer cancel()
@@ -60,7 +60,7 @@ func Tell(parent context.Context, s Streams, out io.Writer, output string, run f
 	return nil
 }
 
-// DemoNeedsRoot refuses early what the kernel would refuse late.
+// DemoNeedsRoot refuses a demo without root early, before the kernel refuses its steps.
 func DemoNeedsRoot() error {
 	if os.Geteuid() == 0 {
 		return nil

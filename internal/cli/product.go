@@ -11,11 +11,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// ShownProduct is a product that ends with the daemon, so that without a daemon there is nothing to show.
+// ShownProduct is a product that ends with the daemon, so a command without a daemon has nothing to show.
 type ShownProduct struct {
 	Name string // its key in the configuration
-	It   string // what could not be started, in a message
-	Show string // what its commands do
+	It   string // the part that could not be started, in a message
+	Show string // the purpose of its commands
 	Page string // of the guide
 }
 

@@ -124,7 +124,7 @@ func printUnit(s Streams, path string, all []node.Product, read *config.Contents
 	return node.WriteDropIn(s.Out, node.NeedsOf(all, read))
 }
 
-// unchecked names the services whose backends are not checked, if settings know of that.
+// unchecked names the services whose backends are not checked, if the settings have checks.
 func unchecked(read *config.Contents) (all []string) {
 	for _, settings := range read.Settings {
 		if one, knows := settings.(interface{ Unchecked() []string }); knows {

@@ -56,13 +56,13 @@ const (
 // Definition describes a code for the reference documentation.
 type Definition struct {
 	Code     string   `json:"code"`
-	Severity Severity `json:"severity"` // unless the one who raises it says otherwise
-	Subject  string   `json:"subject"`  // what Condition.Subject names
+	Severity Severity `json:"severity"` // unless its raiser sets another
+	Subject  string   `json:"subject"`  // the kind of thing that Condition.Subject names
 	Meaning  string   `json:"meaning"`
-	Remedy   string   `json:"remedy"` // unless the one who raises it knows better
+	Remedy   string   `json:"remedy"` // unless its raiser has a better one
 }
 
-// Codes is every condition there is, sorted by code. The reference page is made from it.
+// Codes has all conditions, sorted by code. The reference page is made from it.
 var Codes = []Definition{
 	{
 		Code: AddressContested, Severity: Error, Subject: "address on interface",

@@ -1,7 +1,6 @@
-// Package condition holds what is wrong right now, as values a user can read: each has
-// a stable code, the thing it is about, a sentence, and what to do. The component that finds a
-// fault raises it and clears it again, and logs, status and documentation all read the same
-// list. It imports no package of shunt but model.
+// Package condition holds the present faults, as values a user can read: each has a stable code, its
+// subject, a sentence, and a remedy. The component that finds a fault raises it and clears it again,
+// and logs, status and documentation all read the same list. It imports no package of shunt but model.
 package condition
 
 import (
@@ -32,42 +31,41 @@ type Condition struct {
 	// Subject is the thing it is about: an address, an interface, a service. With
 	// Code it identifies the condition.
 	Subject string `json:"subject"`
-	// Text says what was attempted on what, and what went wrong.
+	// Text says which operation on which object went wrong, and how.
 	Text string `json:"text"`
-	// Remedy says what to do next.
+	// Remedy is the next step for the user.
 	Remedy string `json:"remedy"`
-	// Since is when it was first raised; a change of text keeps it.
+	// Since is the time when it was first raised; a change of text keeps it.
 	Since time.Time `json:"since"`
 }
 
-// Change is one step of a Set: a condition that appeared or says something else now, or
-// one that has gone.
+// Change is one step of a Set: a condition that appeared or has another text now, or one that has gone.
 type Change struct {
 	Condition Condition
 	Cleared   bool
-	// Joined says of one that is cleared that it still holds: it is one of Several now.
+	// Joined: the cleared condition still holds, and is one of Several now.
 	Joined bool
 }
 
-// Several is the subject of a condition that stands for all of its code.
+// Several is the subject of a condition that stands for all conditions of its code.
 const Several = "several"
 
 const (
-	// apartMax of one code are conditions of their own; more are one, so that a switch that
-	// fails is a line and not one for each of 50,000 backends. They are apart again when half as
-	// many are left, or each that comes and goes would tell of all.
+	// Up to apartMax conditions of one code are separate; more are shown as one, so that a failing
+	// switch is one line and not one for each of 50,000 backends. They are separate again when half as
+	// many are left; otherwise each that comes and goes would be an event of all.
 	apartMax = 10
-	// namedMax of those are named, and so many remedies are told.
+	// namedMax of them are named, with so many remedies.
 	namedMax = 3
 )
 
-// Set holds the conditions that are true now. Many of one code are shown as one, with Several as
-// the subject, how many they are, and the first few. The zero value is ready, and a nil *Set
-// takes everything and holds nothing. All methods may be called concurrently.
+// Set holds the conditions that are true now. Many of one code are shown as one, with Several as the
+// subject, their number, and the first few. The zero value is ready, and a nil *Set accepts everything
+// and holds nothing. All methods may be called concurrently.
 type Set struct {
-	// OnChange, if set before first use, is called once per change, in order, one at a
-	// time. It may call List but not Raise or Clear. Of Several it is told again when they are
-	// twice as many as it was last told, or half as many.
+	// OnChange, if set before first use, is called once per change, in order, one at a time. It may
+	// call List but not Raise or Clear. For Several it is called again when their number is twice the
+	// last one that it was told, or half of it.
 	OnChange func(Change)
 	// Now is the clock, time.Now by default.
 	Now func() time.Time
@@ -80,12 +78,12 @@ type Set struct {
 // kind holds the conditions of one code.
 type kind struct {
 	held map[string]Condition // by subject
-	told int                  // how many there were when they were last told as one; 0: they are apart
+	told int                  // their number when they were last told as one; 0: they are separate
 }
 
-// Raise makes a condition true. Severity and Remedy are taken from Codes where empty.
-// Raising what is already true in the same words does nothing; other words replace the
-// old ones, keep Since and count as a change.
+// Raise makes a condition true. Severity and Remedy are taken from Codes where empty. Raising a true
+// condition in the same words does nothing; other words replace the old ones, keep Since and count as a
+// change.
 func (s *Set) Raise(c Condition) {
 	if s == nil {
 		return
@@ -139,7 +137,7 @@ func (s *Set) put(c Condition) []Change {
 		k.told = count
 		changes := []Change{{Condition: k.together()}}
 		for _, each := range k.sorted() {
-			if each.Subject != c.Subject { // nobody was told of that one
+			if each.Subject != c.Subject { // the new one was never told by itself
 				changes = append(changes, Change{Condition: each, Cleared: true, Joined: true})
 			}
 		}
@@ -151,7 +149,7 @@ func (s *Set) put(c Condition) []Change {
 	return nil
 }
 
-// Clear makes a condition untrue. Clearing what is not held does nothing.
+// Clear makes a condition untrue. Clearing a condition that is not held does nothing.
 func (s *Set) Clear(code, subject string) {
 	if s == nil {
 		return
@@ -161,7 +159,7 @@ func (s *Set) Clear(code, subject string) {
 	s.tell(s.take(code, subject))
 }
 
-// Only makes these all of a code that are true, and clears the others of it.
+// Only makes these the true conditions of a code, and clears all others of it.
 func (s *Set) Only(code string, all []Condition) {
 	if s == nil {
 		return
@@ -181,7 +179,7 @@ func (s *Set) Only(code string, all []Condition) {
 	}
 }
 
-// subjects are those of which a code is true, sorted.
+// subjects are the subjects of a code's true conditions, sorted.
 func (s *Set) subjects(code string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +204,7 @@ func (s *Set) take(code, subject string) []Change {
 	var all Condition
 	apart := k.told > 0 && len(k.held)-1 <= apartMax/2
 	if apart {
-		all = k.together() // as it was last
+		all = k.together() // the condition for all, as it was last
 	}
 	delete(k.held, subject)
 	if len(k.held) == 0 {
@@ -234,7 +232,8 @@ func (k *kind) sorted() []Condition {
 	return slices.SortedFunc(maps.Values(k.held), func(a, b Condition) int { return cmp.Compare(a.Subject, b.Subject) })
 }
 
-// together is the condition that stands for all: as bad as the worst, and as old as the oldest.
+// together is the condition that stands for all: its severity is the worst of them, and its age the
+// oldest.
 func (k *kind) together() Condition {
 	all := k.sorted()
 	c := all[0]
@@ -262,18 +261,18 @@ func (k *kind) together() Condition {
 // code and subject. It is never nil, so that JSON shows an empty list.
 func (s *Set) List() []Condition { return s.list(true) }
 
-// All returns the conditions that hold now, each by itself, in the order of List.
+// All returns the conditions that hold now, each separately, in the order of List.
 func (s *Set) All() []Condition { return s.list(false) }
 
-// Count is how many conditions of a code and a severity are true.
+// Count is the number of true conditions of a code and a severity.
 type Count struct {
 	Code     string
 	Severity Severity
 	Count    int
 }
 
-// Counts is how many are true of each code there is, also of those of which none is, sorted by code and
-// from harmless to bad.
+// Counts has the number of true conditions of every code, also 0, sorted by code and from harmless to
+// bad.
 func (s *Set) Counts() []Count {
 	if s == nil {
 		return nil

@@ -64,8 +64,8 @@ func TestListIsWorstFirst(t *testing.T) {
 	}
 }
 
-// TestManyAreOne: ten of a code are told one by one; more are one condition, of which it is told
-// a few times only, and the ones that are left in the end are apart again.
+// TestManyAreOne: ten of a code are told one by one; more are one condition, which is told a few
+// times only, and the last ones that are left are separate again.
 func TestManyAreOne(t *testing.T) {
 	clock := time.Unix(0, 0).UTC()
 	var said []string
@@ -129,7 +129,8 @@ func TestManyAreOne(t *testing.T) {
 	}
 }
 
-// TestWhoWatchesKnowsAll: what is told, put together, is at any time what the list has.
+// TestWhoWatchesKnowsAll: the changes told so far, put together, are at any time the contents of
+// the list.
 func TestWhoWatchesKnowsAll(t *testing.T) {
 	type id struct{ code, subject string }
 	rapid.Check(t, func(t *rapid.T) {

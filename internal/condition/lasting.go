@@ -2,11 +2,11 @@ package condition
 
 import "time"
 
-// Lasting are conditions of what comes and goes with the traffic: each ends some time after it was
-// last seen, or it would fill the log. It is for one caller at a time.
+// Lasting are conditions that come and go with the traffic: each ends some time after it was last
+// seen; otherwise they would fill the log. It is for one caller at a time.
 type Lasting struct {
 	Set *Set
-	// Hold is how long a condition stays after it was last seen.
+	// Hold is the time that a condition stays after it was last seen.
 	Hold time.Duration
 	seen map[about]time.Time
 }

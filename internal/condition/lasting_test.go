@@ -49,7 +49,8 @@ func TestLasting(t *testing.T) {
 	requireHeld(t, s, "frames_missed eth1: somebody else's")
 }
 
-// TestOnly: what is not among them is cleared, of this code alone, and nothing is told twice.
+// TestOnly: a condition that is not among them is cleared, of this code alone, and nothing is told
+// twice.
 func TestOnly(t *testing.T) {
 	var told []string
 	s := &Set{OnChange: func(c Change) {

@@ -169,8 +169,8 @@ func has(c *Contents, name string) bool {
 	return false
 }
 
-// A file is about the parts that it names. One that names none is about the first, and then has to
-// have what that needs.
+// A file is about the parts that it names. A file that names none is about the first part, and then
+// has to have that part's required keys.
 func TestFileOfOnePart(t *testing.T) {
 	const missing = `0.yaml: error: there is no key "lanes"`
 	for text, want := range map[string]struct{ parts, faults string }{
@@ -206,7 +206,8 @@ func TestSchemaRequiresWithinAPart(t *testing.T) {
 	}
 }
 
-// All that is wrong is told at once, in the order of the lines, whichever package found it.
+// All faults are reported at once, in the order of the lines, regardless of the package that found
+// them.
 func TestFaultsOfASection(t *testing.T) {
 	_, faults := read(t, formatWithMeter(), `lanes: [{name: a}]
 meter:
@@ -236,7 +237,7 @@ speed: 0
 	)
 }
 
-// Nothing at all is said about an empty file but what the top needs.
+// The only fault of an empty file is that it lacks the required keys at the top.
 func TestEmpty(t *testing.T) {
 	c, faults := read(t, formatWithMeter(), "# nothing\n")
 	requireFaults(t, faults, `0.yaml: error: the configuration is empty; it needs at least lanes`)
@@ -303,7 +304,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// A fault about a key that is not there names what it lacks in.
+// A fault about a missing key names the section that lacks it.
 func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
 	c, faults := read(t, formatWithMeter(), "\nlanes:\n  - {name: a}\nmeter: {}\n")
 	requireFaults(t, faults)
@@ -325,7 +326,7 @@ func TestWhatIsNotWrittenHasAPlace(t *testing.T) {
 	}
 }
 
-// TestListen: what can be listened at is read, and for what cannot there is advice.
+// TestListen: addresses that can be listened at are read, and the others get advice.
 func TestListen(t *testing.T) {
 	for text, want := range map[string]string{
 		"127.0.0.1:9470":          "127.0.0.1:9470",
@@ -358,7 +359,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// A file with very many mistakes costs no more than reading it, and few of its faults are kept.
+// A file with very many mistakes takes no longer than reading it, and few of its faults are kept.
 // Before reading ended after a number of faults, each of these took ten seconds and more.
 func TestVeryManyMistakes(t *testing.T) {
 	many := func(one string) string {

@@ -19,7 +19,7 @@ type decoder struct {
 	file      *file
 	faults    *Faults
 	values    int                 // decoded so far
-	valuesMax int                 // what the text can spell out, and expansionMax
+	valuesMax int                 // bound: the values that the text can spell out, and expansionMax
 	merging   map[*yaml.Node]bool // mappings that are being merged, against cycles
 	shared    bool                // parts of the tree may be wanted again, by an alias
 }
@@ -81,7 +81,7 @@ func (d *decoder) unknown(p pair, fields []Field) {
 // resolve follows aliases.
 func resolve(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode {
-		n = n.Alias // an anchor is of no alias, so this ends
+		n = n.Alias // an anchor cannot belong to an alias, so this ends
 	}
 	return n
 }
@@ -146,7 +146,8 @@ func (d *decoder) pairs(n *yaml.Node, m Mark) (all []pair, ok bool) {
 	return all, true
 }
 
-// seenKeys finds pairs by their names. Few are looked through: most mappings have a handful.
+// seenKeys finds pairs by their names. A small mapping is searched without it: most mappings have a
+// handful.
 type seenKeys map[string]int
 
 // find is the pair of that name. all only grows from call to call.

@@ -22,7 +22,7 @@ type Field struct {
 	Min, Max uint64   // of a duration in nanoseconds
 	Words    []string // allowed
 	Later    []LaterWord
-	Instead  string // what to do without a key that is not supported yet
+	Instead  string // advice for doing without a key that is not supported yet
 	Type     reflect.Type
 
 	index []int

@@ -10,15 +10,15 @@
 // Schema, the reference page and every suggestion are made from them and from their tags:
 //
 //	json      the key; without omitempty it is required
-//	doc       what it means
+//	doc       its meaning
 //	default   the value without the key, as one would write it
 //	inherits  the key whose value counts without this one
 //	unit      of a number
 //	min, max  bounds of a number or a duration (inclusive), or of the length of a text in bytes
 //	enum      the words allowed, separated by |
-//	later     words that are known but not supported yet, each with what to do instead, as in
+//	later     words that are known but not supported yet, each with the word to use instead, as in
 //	          WORD: write another; separated by |
-//	instead   of a key that is not supported yet: what to do without it
+//	instead   of a key that is not supported yet: the advice for doing without it
 //	example   as one would write it
 //
 // Each struct embeds Mark, which has no key: `json:"-"`. Its fields are leaves such as Text and
@@ -29,8 +29,7 @@ package config
 
 import "reflect"
 
-// Part is one package's share of a file: keys at the top of the file, or one key with all that is
-// under it.
+// Part is one package's share of a file: keys at the top of the file, or one key with all keys under it.
 type Part struct {
 	name     string // of the settings; a section's is its key
 	key      string // empty: the keys are at the top
@@ -42,8 +41,8 @@ type Part struct {
 }
 
 // NewTop defines keys at the top of the file: those of T, a struct of this language. build is called if a file
-// has one of them; it checks the meaning of the contents, adds faults, and makes the settings, which have the
-// name.
+// has one of them; it checks the meaning of the contents, adds faults, and makes the settings, which are
+// stored under the name.
 func NewTop[T any](name string, build func(contents *T, read *Contents) any) Part {
 	return Part{name: name, contents: reflect.TypeFor[T](), build: func(contents any, read *Contents) any { return build(contents.(*T), read) }}
 }

@@ -63,7 +63,7 @@ type Leaf interface {
 	Read(s Scalar, f *Field) *Complaint
 	// Where returns the leaf's mark, to be set.
 	Where() *Mark
-	// Schema describes what Read accepts.
+	// Schema describes the values that Read accepts.
 	Schema(f *Field) *jsonschema.Schema
 	// Describe is the type, for people.
 	Describe() string

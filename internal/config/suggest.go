@@ -7,7 +7,7 @@ import (
 )
 
 // keyPaths finds the other positions of a key in the format, as paths such as services[].backends[].weight. If
-// there are none, later is the key of that name that is not supported yet, or nil.
+// there are none, later is the unsupported key of that name, or nil.
 func (f *Format) keyPaths(key string) (paths []string, later *Field) {
 	var visit func(fields []Field, prefix string)
 	visit = func(fields []Field, prefix string) {

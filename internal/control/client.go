@@ -16,13 +16,13 @@ import (
 	"github.com/shunt-lb/shunt/api/v1/shuntv1connect"
 )
 
-// ErrNoDaemon says that no process answers at the socket.
+// ErrNoDaemon means that no process answers at the socket.
 var ErrNoDaemon = errors.New("no daemon answers")
 
-// ErrNoSocket says that there is no socket file at all, not even one of a killed daemon.
+// ErrNoSocket means that there is no socket file at all, not even one of a killed daemon.
 var ErrNoSocket = errors.New("no such file")
 
-// ErrDenied says that this user may not use the socket.
+// ErrDenied means that this user may not use the socket.
 var ErrDenied = errors.New("permission denied")
 
 // answerBytesMax limits the answers that a client accepts: 100,000 backends are about 60 MB.

@@ -35,8 +35,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handler is the daemon's side. Calls may come at the same time. An error is shown to the caller as it
-// is; ErrStopping, ErrOtherInstance and SelectorError have codes of their own.
+// Handler is the daemon's side. Calls may come at the same time. An error is shown to the caller unchanged;
+// ErrStopping, ErrOtherInstance and SelectorError have codes of their own.
 type Handler interface {
 	Status(context.Context) (*shuntv1.GetStatusResponse, error)
 	Conditions() []condition.Condition
@@ -45,7 +45,7 @@ type Handler interface {
 	Plan(context.Context) (*shuntv1.ReloadResponse, error)
 	// Detach ends the daemon and removes everything of it. It returns afterwards.
 	Detach(ctx context.Context, instance string, by Author) error
-	// Overrides returns the balancer's overrides, or an error that says why there is no balancer.
+	// Overrides returns the balancer's overrides, or an error with the reason why there is no balancer.
 	Overrides() (Overrides, error)
 }
 
@@ -84,7 +84,7 @@ type Overrides interface {
 	ClearOverrides(ctx context.Context, selector string, kinds []string, a Author) (*shuntv1.OverrideResponse, error)
 }
 
-// SelectorError says that a selector does not identify a backend.
+// SelectorError means that a selector does not identify a backend.
 type SelectorError struct {
 	Err       error
 	Ambiguous bool // several backends match; otherwise none
@@ -189,8 +189,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// Wait is called after Stop: it returns when the answers under way have been given. Those that take longer than
-// a moment are given up.
+// Wait is called after Stop: it returns when the answers under way have been given. Answers that take longer
+// than a moment are given up.
 func (s *Server) Wait() {
 	if s.stop == nil {
 		return

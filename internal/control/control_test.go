@@ -27,7 +27,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// fake is a daemon that has one backend, and remembers what it was told.
+// fake is a daemon that has one backend, and remembers the requests that it got.
 type fake struct {
 	mu       sync.Mutex
 	asked    []Override
@@ -108,7 +108,7 @@ func (f *fake) ClearOverrides(_ context.Context, selector string, kinds []string
 	return &shuntv1.OverrideResponse{Backends: []string{selector}}, nil
 }
 
-// Detach waits as a daemon does that has to take much away: for block, after its server has stopped.
+// Detach waits as a daemon that has to remove much: for block, after its server has stopped.
 func (f *fake) Detach(_ context.Context, instance string, a Author) error {
 	switch {
 	case instance != "default":
@@ -182,7 +182,7 @@ const (
 	formType = "application/x-www-form-urlencoded"
 )
 
-// TestRequests asks as curl does: what is wrong is named, with its field.
+// TestRequests asks as curl does: the answer names the fault and its field.
 func TestRequests(t *testing.T) {
 	f := &fake{}
 	path, _ := serve(t, f)
@@ -251,7 +251,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestReadSocket has what changes nothing, and says where the rest is.
+// TestReadSocket: the socket has the procedures that change nothing, and says where the others are.
 func TestReadSocket(t *testing.T) {
 	f := &fake{}
 	path, _ := serve(t, f)
@@ -275,7 +275,7 @@ func TestReadSocket(t *testing.T) {
 	}
 }
 
-// TestNoBalancer: a node that balances nothing says so to those who ask for overrides, and answers the rest.
+// TestNoBalancer: a node without a balancer refuses requests for overrides, and answers the others.
 func TestNoBalancer(t *testing.T) {
 	path, _ := serve(t, &fake{balancesNothing: true})
 	for procedure, body := range map[string]string{
@@ -326,7 +326,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestSocketsOfOthers: a dead one is replaced, a living one and anything else is not.
+// TestSocketsOfOthers: a dead socket is replaced; a living one and any other file stay.
 func TestSocketsOfOthers(t *testing.T) {
 	path, _ := serve(t, &fake{})
 	again := func() error {
@@ -407,7 +407,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// TestChangeOutlivesItsClient: who gives up waiting does not have a change end half-way.
+// TestChangeOutlivesItsClient: a client that stops waiting does not end a change half-way.
 func TestChangeOutlivesItsClient(t *testing.T) {
 	f := &fake{block: make(chan struct{}), entered: make(chan struct{})}
 	path, _ := serve(t, f)
@@ -429,8 +429,8 @@ func TestChangeOutlivesItsClient(t *testing.T) {
 	}
 }
 
-// TestAnswerOfTheLastChange: a daemon that ends takes its sockets away at once, so that another
-// may have them, and still answers the one that has asked for the end.
+// TestAnswerOfTheLastChange: a daemon that ends removes its sockets at once, so that another daemon may have
+// them, and still answers the client that has asked for the end.
 func TestAnswerOfTheLastChange(t *testing.T) {
 	f := &fake{block: make(chan struct{}), entered: make(chan struct{})}
 	path := filepath.Join(t.TempDir(), "shunt.sock")
@@ -457,7 +457,7 @@ func TestAnswerOfTheLastChange(t *testing.T) {
 	}
 }
 
-// TestJSON reads back what it wrote, and names are those of the schema.
+// TestJSON reads back the JSON that it wrote, and names are those of the schema.
 func TestJSON(t *testing.T) {
 	weight := uint32(0)
 	m := &shuntv1.Override{Backend: "<10.0.0.2>", Kind: "weight", Weight: &weight}
@@ -494,7 +494,7 @@ func TestNames(t *testing.T) {
 			t.Fatalf("%v: %s", err, text)
 		}
 		out.WriteByte('\n')
-		again := kind.New().Interface() // what is written can be read, by us and by protobuf's own mapping
+		again := kind.New().Interface() // our JSON can be read, by us and by protobuf's own mapping
 		if err := (jsonCodec{}).Unmarshal(text, again); err != nil || !proto.Equal(again, m.Interface()) {
 			t.Errorf("%s is read back as %v, %v", text, again, err)
 		}

@@ -12,8 +12,8 @@ import (
 	"syscall"
 )
 
-// Denied says why this user may not ask at a socket, and what to do. key is the setting that admits a group to
-// the socket, under `api` in the configuration. It wraps ErrDenied.
+// Denied gives the reason why this user may not ask at a socket, and the remedy. key is the setting that
+// admits a group to the socket, under `api` in the configuration. It wraps ErrDenied.
 //
 // The kernel checks permissions first, so a socket that a killed daemon has left denies like one with a
 // listener. The list of listeners can be read.

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/settings"
 )
 
-// TestDenied: who may not ask is told the truth about the socket, and what would help.
+// TestDenied: a user who may not ask gets the truth about the socket, and the remedy.
 func TestDenied(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("to be another user needs root")

@@ -79,8 +79,8 @@ func (g *gate) Accept() (net.Conn, error) {
 	}
 }
 
-// displaceable returns the connection that is missed least: the oldest without a request, else the oldest that
-// only waits for an answer, or reads one; nil: all of them are changing something.
+// displaceable returns the connection that is missed least: the oldest without a request, otherwise the oldest
+// that only waits for an answer, or reads one; nil: all of them are changing something.
 func (g *gate) displaceable() *conn {
 	for _, c := range g.conns {
 		if c.calls.Load() == 0 && c.answer.Load() == 0 {
@@ -144,7 +144,7 @@ func whole(instance string, next http.Handler) http.Handler {
 			out.conn = c
 			c.calls.Add(1)
 			if !strings.HasPrefix(r.URL.Path, "/"+shuntv1connect.ControlServiceName+"/") {
-				out.answers() // who only wants to know something can ask again
+				out.answers() // a client that only reads can ask again
 			}
 			defer func() {
 				out.answers()

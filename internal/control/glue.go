@@ -25,9 +25,9 @@ type glue struct {
 }
 
 // reading makes one reading of the maps serve all requests that arrive meanwhile: reading takes a while with
-// many services, and readers may keep one CPU busy with it, and no more.
+// many services, and readers may keep one CPU busy with it, but no more.
 type reading struct {
-	turn sync.Mutex // held by the one that reads
+	turn sync.Mutex // held by the request that reads
 	mu   sync.Mutex
 	next *reader // has not begun: a request that comes now may have its answer
 }

@@ -99,7 +99,7 @@ func TestReaderThatNeverReads(t *testing.T) {
 	answers(t, path, "with many that do not read")
 }
 
-// TestWriteEnds gives a client that does not read its time, and then no more.
+// TestWriteEnds gives a client that does not read its time, and then no more time.
 func TestWriteEnds(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -125,7 +125,7 @@ func TestWriteEnds(t *testing.T) {
 	}
 }
 
-// watch opens a stream by hand, and asks for nothing else.
+// watch opens a stream by hand, and sends no other request.
 func watch(t *testing.T, path string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("unix", path)
@@ -141,7 +141,7 @@ func watch(t *testing.T, path string) net.Conn {
 	return c
 }
 
-// TestWatch sees what holds, what changes, and its end.
+// TestWatch sees the conditions that hold, their changes, and the end.
 func TestWatch(t *testing.T) {
 	path, events := serve(t, &fake{})
 	var protocols http.Protocols
@@ -186,7 +186,7 @@ func TestSlowWatcher(t *testing.T) {
 	}
 	big := &shuntv1.WatchResponse{Event: strings.Repeat("x", 8<<10)}
 	begin := time.Now()
-	for range 4 * behindMax { // several times what buffers hold
+	for range 4 * behindMax { // several times the room of the buffers
 		events.Publish(big)
 	}
 	if took := time.Since(begin); took > 5*time.Second {
@@ -203,10 +203,11 @@ func TestSlowWatcher(t *testing.T) {
 	}
 }
 
-// TestManyWatchers bounds how many there are, and lets one in when another goes.
+// TestManyWatchers bounds their number, and admits one when another goes.
 func TestManyWatchers(t *testing.T) {
 	path, _ := serve(t, &fake{})
-	// Up to the words that tell; a single octet, such as that of the end, may be in any timestamp.
+	// Up to the words that tell the outcome; a single octet, such as that of the end, may be in any
+	// timestamp.
 	status := func(c net.Conn) string {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		text := ""
@@ -241,8 +242,8 @@ func TestManyWatchers(t *testing.T) {
 	}
 }
 
-// FuzzRequest sends anything to any procedure: nothing but an answer in the API's own form may
-// come of it, and what reaches the daemon is in its bounds.
+// FuzzRequest sends anything to any procedure: every answer has the API's own form, and the
+// requests that reach the daemon are within its bounds.
 func FuzzRequest(f *testing.F) {
 	procedures := []string{"StatusService/GetStatus", "StatusService/ListBackends", "StatusService/ListOverrides", "ControlService/Reload",
 		"ControlService/DrainBackend", "ControlService/UndrainBackend", "ControlService/SetBackendWeight",

@@ -8,8 +8,9 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 )
 
-// Together gives interfaces of pods of one pattern and mode one attachment, which is called PATTERN (COUNT), unless all are to be shown. Others stay as they
-// are. A daemon that serves pods with interfaces of their own has hundreds.
+// Together gives interfaces of pods of one pattern and mode one attachment, which is called PATTERN (COUNT), unless all
+// are to be shown. Other interfaces stay as they are. A daemon that serves pods with interfaces of their own has
+// hundreds.
 func Together(attached []*shuntv1.Attachment, all bool) (rows []*shuntv1.Attachment) {
 	type kind struct{ pattern, mode string }
 	count := map[kind]int{}

@@ -10,8 +10,8 @@ import (
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 )
 
-// TestPodsInOneRow: interfaces of pods of one pattern and mode have a row together, with the sum of what they missed; others, and all where all
-// are to be shown, have their own.
+// TestPodsInOneRow: interfaces of pods of one pattern and mode share a row, with the sum of the frames that they
+// missed; other interfaces have a row each, and so have all interfaces if all are to be shown.
 func TestPodsInOneRow(t *testing.T) {
 	attached := []*shuntv1.Attachment{{Interface: "cali1", Mode: "tcx", Pattern: "cali*"}, {Interface: "eth0", Mode: "native"},
 		{Interface: "veth1", Mode: "tcx", Pattern: "veth*", FramesMissed: proto.Uint64(2)}, {Interface: "veth2", Pattern: "veth*"},

@@ -86,7 +86,7 @@ func TestWhoMay(t *testing.T) {
 			})
 		}
 	}
-	// Who is who is the kernel's word: that of a member that claims to be somebody else is not heard.
+	// The kernel identifies the caller: a member that claims to be somebody else is ignored.
 	const body = `{"backend": "10.0.0.2", "weight": 1}`
 	for _, uid := range []int{member, 0} {
 		as(t, uid, changers, func() {

@@ -1,4 +1,5 @@
-// Package diag finds out which diagnosing tools this machine can run, and what each of them loses here.
+// Package diag finds out which diagnosing tools this machine can run, and the losses of each of them
+// here.
 package diag
 
 import (

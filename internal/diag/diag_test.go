@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// examined fails unless each tool has told of its sensors: attached, or refused with a reason in one line.
+// examined fails unless each tool has reported its sensors: attached, or refused with a reason in one line.
 func examined(t *testing.T, tools []Tool) (run []string) {
 	t.Helper()
 	for _, tool := range tools {
@@ -57,7 +57,7 @@ func TestEachToolRuns(t *testing.T) {
 	} {
 		done := make(chan []Tool)
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with what it gave up
+			runtime.LockOSThread() // and never unlocked: the thread ends without the capability
 			if err := prepare(); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -82,7 +82,7 @@ func withoutSysResource() error {
 	return unix.Capset(&header, &data[0])
 }
 
-// TestWithoutPrivileges runs itself as another user: each tool refuses in plain words, and none tells of a sensor.
+// TestWithoutPrivileges runs itself as another user: each tool refuses in plain words, and none reports a sensor.
 func TestWithoutPrivileges(t *testing.T) {
 	if os.Getenv("SHUNT_TEST_UNPRIVILEGED") != "" {
 		for _, tool := range Examine(sensor.BTF{}) {

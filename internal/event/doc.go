@@ -1,2 +1,2 @@
-// Package event reads streams of events from BPF programs, and says exactly how many were lost.
+// Package event reads streams of events from BPF programs, and counts lost events exactly.
 package event

@@ -17,12 +17,13 @@ const HeaderSize = 64
 // Version is the only version of the header that Decode accepts.
 const Version = uint8(abiEventConstantEVENT_VERSION)
 
-// Header says when and where an event happened. Fields are 0 where the program did not know them.
+// Header has the time, the place and the process of an event. Fields are 0 where the program did not
+// know them.
 type Header struct {
 	TimeNs      uint64 // CLOCK_BOOTTIME
 	Sequence    uint64 // number of the event on its CPU, from 0
 	CgroupID    uint64 // in the second hierarchy: inode number of the cgroup's folder
-	TaskStartNs uint64 // CLOCK_BOOTTIME: when the process began; Tgid and this name a process for ever
+	TaskStartNs uint64 // CLOCK_BOOTTIME: the beginning of the process; with Tgid it names a process uniquely
 	CPU         uint32
 	Tgid, Tid   uint32
 	Netns       uint32 // inode number of /proc/PID/ns/net
@@ -30,15 +31,15 @@ type Header struct {
 	Sensor      uint16 // numbered by the product
 }
 
-// Event is a header and what the sensor has to say. The payload is the receiver's own.
+// Event is a header and the sensor's payload, which is the receiver's own.
 type Event struct {
 	Header
 	Payload []byte
 }
 
 // Decode reads a record as event_reserve of bpf/event/event.h writes it, in the host's byte order. The
-// payload is a part of the record. The kernel rounds records up to 8 bytes, so what follows the payload
-// is left out.
+// payload is a part of the record. The kernel rounds records up to 8 bytes, so the bytes after the
+// payload are left out.
 func Decode(record []byte) (Event, error) {
 	if len(record) < HeaderSize {
 		return Event{}, fmt.Errorf("decode an event: %d bytes, and the header alone has %d", len(record), HeaderSize)

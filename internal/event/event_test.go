@@ -55,7 +55,7 @@ func FuzzDecode(f *testing.F) {
 		if err == nil && len(e.Payload)+HeaderSize > len(record) {
 			t.Fatalf("a payload of %d bytes from a record of %d", len(e.Payload), len(record))
 		}
-		// A stream of anything neither panics nor claims more losses than numbers it has seen.
+		// A stream of any bytes neither panics nor claims more losses than numbers it has seen.
 		r := Reader{}
 		r.take(record)
 		if s := r.Summary(); s.Received != 1 || (s.Broken == 1) == (err == nil && e.CPU < 1<<13) {

@@ -14,7 +14,7 @@ import (
 // ErrTimeout is returned by Read when its deadline has come.
 var ErrTimeout = errors.New("no event until the deadline")
 
-// Summary is how a stream went.
+// Summary has the counts of a stream.
 type Summary struct {
 	Received uint64 `json:"received"`
 	Lost     uint64 `json:"lost"`   // written when the buffer had no room
@@ -40,8 +40,8 @@ func NewReader(events, sequence *ebpf.Map) (*Reader, error) {
 	return &Reader{ring: ring, sequence: sequence}, nil
 }
 
-// Read waits for an event until the deadline. It returns ErrTimeout then, and the zero deadline means to
-// take only what is there. Broken events are counted and left out. Any other error ends the stream.
+// Read waits for an event until the deadline, and then returns ErrTimeout. With the zero deadline it does not wait.
+// Broken events are counted and left out. Any other error ends the stream.
 func (r *Reader) Read(deadline time.Time) (Event, error) {
 	var own ringbuf.Record
 	return r.readInto(&own, deadline)
@@ -67,7 +67,7 @@ func (r *Reader) readInto(record *ringbuf.Record, deadline time.Time) (Event, er
 	}
 }
 
-// Drain hands the events to tell that are there, until tell fails.
+// Drain hands the buffered events to tell, until tell fails.
 func (r *Reader) Drain(tell func(Event) error) error {
 	for {
 		e, err := r.Read(time.Time{})
@@ -118,9 +118,9 @@ func (r *Reader) summary(written []uint64) Summary {
 	return s
 }
 
-// Close ends the stream and says exactly how it went, if the programs have been detached and have ended
-// before. It hands what is still in the buffer to last, in order; nil: nobody wants it. Closing again, and closing no
-// Reader, does nothing.
+// Close ends the stream and returns its exact counts, if the programs have been detached and have ended before. It
+// hands the events that are still in the buffer to last, in order; nil: nobody wants them. Closing again, and closing
+// no Reader, does nothing.
 func (r *Reader) Close(last func(Event)) (Summary, error) {
 	if r == nil || r.closed {
 		return Summary{}, nil

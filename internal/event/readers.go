@@ -16,7 +16,8 @@ type Stream struct{ Events, Sequence *ebpf.Map }
 // Readers reads several streams of a collection, whose events cannot take each other's room, in the order of their time. It is for
 // one goroutine.
 type Readers struct {
-	// Gather is how long Read lets events come together once one has woken it up: being woken takes more CPU than most events. 0: not at all.
+	// Gather is the time for which Read lets events come together once one has woken it up: being woken takes more CPU
+	// than most events. 0: none.
 	Gather time.Duration
 
 	all   []*Reader
@@ -101,10 +102,10 @@ func (r *Readers) present() (Event, error) {
 	return r.heads[first].event, nil
 }
 
-// Of is how a stream went so far, by its position among the streams of NewReaders.
+// Of returns the counts of a stream so far, by its position among the streams of NewReaders.
 func (r *Readers) Of(stream int) Summary { return r.all[stream].Summary() }
 
-// By is how each stream went so far.
+// By returns the counts of each stream so far.
 func (r *Readers) By() (all []Summary) {
 	for i := range r.all {
 		all = append(all, r.Of(i))
@@ -112,7 +113,7 @@ func (r *Readers) By() (all []Summary) {
 	return all
 }
 
-// Close ends all streams, as Reader.Close, and is how each went.
+// Close ends all streams, as Reader.Close, and returns the counts of each.
 func (r *Readers) Close(last func(Event)) (by []Summary, err error) {
 	if r == nil || r.poll < 0 {
 		return nil, nil

@@ -129,7 +129,7 @@ func TestNothingIsLostWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// storms are programs that send, each into a stream of its own, and what reads them all.
+// storms are programs that send, each into a stream of its own, and the reader of all streams.
 func storms(t *testing.T, number int) (programs []*ebpf.Program, readers *event.Readers) {
 	t.Helper()
 	var streams []event.Stream

@@ -52,7 +52,8 @@ func Printable(s string) string {
 // Time is a reading of CLOCK_BOOTTIME, in nanoseconds, by the clock on the wall.
 func Time(bootNs uint64) time.Time { return new(Clock).Time(bootNs) }
 
-// clockLasts is after how long a Clock asks again how far the two clocks are apart: the one on the wall may be set meanwhile.
+// clockLasts is the time after which a Clock reads the distance of the two clocks again: the clock on the wall may be
+// set meanwhile.
 const clockLasts = time.Second / 4
 
 // Clock is for many readings: it asks the kernel now and then, and not for each. It is for one goroutine.

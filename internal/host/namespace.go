@@ -30,11 +30,11 @@ func NamespaceIn(folder, kind string) (uint64, error) {
 func Netns() (uint64, error) { return Namespace("thread-self", "net") }
 
 // firsts are the numbers of the machine's first namespaces, which end with the machine. They are fixed
-// (linux/proc_ns.h). That of mounts is so since 6.18 (MNT_NS_INIT_INO of linux/nsfs.h), and was before the first or
-// the second that fs/proc/generic.c hands out (PROC_DYNAMIC_FIRST).
+// (linux/proc_ns.h). The mount namespace's is fixed since 6.18 (MNT_NS_INIT_INO of linux/nsfs.h); before, it was the
+// first or the second number that fs/proc/generic.c hands out (PROC_DYNAMIC_FIRST).
 var firsts = map[string][]uint64{"pid": {0xEFFFFFFC}, "time": {0xEFFFFFFA}, "mnt": {0xEFFFFFF8, 0xF0000000, 0xF0000001}}
 
-// IsFirst is whether the number is that of the machine's first namespace of a kind: "pid", "time" or "mnt".
+// IsFirst reports whether the number is that of the machine's first namespace of a kind: "pid", "time" or "mnt".
 func IsFirst(kind string, number uint64) bool { return slices.Contains(firsts[kind], number) }
 
 // NetnsCookie is the number that the kernel has given to the calling thread's network namespace, which is not

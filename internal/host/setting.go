@@ -1,6 +1,5 @@
-// Package host reads and changes the machine, beside programs and network devices: the
-// kernel's settings (sysctl), and which namespaces a process is in. Settings of net/ are those of the calling
-// thread's network namespace.
+// Package host reads and changes the machine, beside programs and network devices: the kernel's settings (sysctl),
+// and the namespaces of a process. Settings of net/ are those of the calling thread's network namespace.
 package host
 
 import (
@@ -13,7 +12,7 @@ import (
 	"strings"
 )
 
-// settings is where the kernel has them.
+// settings is the folder of the kernel's settings.
 const settings = "/proc/sys/"
 
 // Setting is a kernel setting that was changed, or is to be.
@@ -27,12 +26,12 @@ type Setting struct {
 // String is "net/ipv4/conf/all/arp_ignore: 0 -> 1".
 func (s Setting) String() string { return s.Name + ": " + s.Before + " -> " + s.Set }
 
-// Apply makes the setting what it is to be.
+// Apply gives the setting its new value.
 func (s Setting) Apply() error { return write(s.Name, s.Set) }
 
-// Restore puts settings back to what they were before, the last one first. It returns what is left to do: nothing,
-// or what failed. A setting that is no longer as it was set is somebody else's by now, and is left alone; so is one
-// that is gone.
+// Restore gives settings back their values from before, the last one first. It returns the settings that are left
+// to do: none, or the failed ones. A setting that has another value than its change gave it is somebody else's by
+// now, and is left alone; so is one that is gone.
 func Restore(changed []Setting) (left []Setting, err error) {
 	var errs []error
 	for _, s := range slices.Backward(changed) {

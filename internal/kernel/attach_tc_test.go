@@ -94,8 +94,8 @@ func TestAttachTC(t *testing.T) {
 	}
 }
 
-// A filter of clsact comes before others of its priority and replaces none of them, whatever their handle. It
-// takes the place of one that a killed process left.
+// A filter of clsact comes before others of its priority and replaces none of them, whichever handles they
+// have. It takes the place of a filter that a killed process left.
 func TestAttachClsactBesideOthers(t *testing.T) {
 	a, ifindex, p := tcBed(t)
 	names := func() (names []string) {
@@ -135,7 +135,7 @@ func TestAttachClsactBesideOthers(t *testing.T) {
 	}
 }
 
-// That the interface has gone is success.
+// An interface that has gone is success.
 func TestCloseTCOfAnInterfaceThatIsGone(t *testing.T) {
 	for name, attach := range map[string]func(*ebpf.Program, string, int) (*TC, error){"as it can": AttachTC, "clsact": AttachClsact} {
 		t.Run(name, func(t *testing.T) {

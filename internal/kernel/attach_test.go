@@ -151,7 +151,7 @@ func TestAttachCgroup(t *testing.T) {
 	}
 }
 
-// Programs that observe run for what they observe, and no more after Close.
+// Programs that observe run for their events, and no more after Close.
 func TestAttachToTracepoints(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind   ebpf.ProgramType
@@ -166,7 +166,7 @@ func TestAttachToTracepoints(t *testing.T) {
 		"uprobe": {ebpf.Kprobe, ebpf.AttachNone, "", func(p *ebpf.Program) (io.Closer, error) {
 			var files Executables
 			l, err := files.AttachUprobe(p, "/proc/self/exe", "github.com/shunt-lb/shunt/internal/kernel.renameThread", os.Getpid(), 0)
-			if errors.Is(err, link.ErrNoSymbol) { // "go test" takes the symbols out of what it runs at once
+			if errors.Is(err, link.ErrNoSymbol) { // "go test" strips the symbols of a binary that it runs at once
 				return files.attach(p, "/proc/self/exe", "renameThread", &link.UprobeOptions{PID: os.Getpid(), Address: offset(t, renameThread)}, (*link.Executable).Uprobe)
 			}
 			return l, err
@@ -193,7 +193,7 @@ func renameThread() {
 	_ = os.WriteFile("/proc/thread-self/comm", []byte("shunt-test"), 0)
 }
 
-// offset is where a function of this process's program begins in its file.
+// offset is the offset of a function of this process's program in its file.
 func offset(t *testing.T, f func()) uint64 {
 	t.Helper()
 	at := uint64(reflect.ValueOf(f).Pointer())
@@ -215,7 +215,7 @@ func offset(t *testing.T, f func()) uint64 {
 	return 0
 }
 
-// The symbols of a file are read once: functions are looked up in those of a file that is gone.
+// The symbols of a file are read once: functions are looked up in the symbols of a file that is gone.
 func TestSymbolsAreReadOnce(t *testing.T) {
 	probe, _ := counting(t, ebpf.Kprobe, ebpf.AttachNone, "", 0)
 	text, err := os.ReadFile("/proc/self/exe")
@@ -268,8 +268,8 @@ func TestAttachRefused(t *testing.T) {
 	requireRefused(t, err, "its security hook")
 }
 
-// A program of a map of sockets runs for what a socket in it sends; a second one is refused, and the first has its
-// place again after Close.
+// A program of a map of sockets runs for each message that a socket in it sends; a second one is refused, and the
+// first has its place again after Close.
 func TestAttachSockMap(t *testing.T) {
 	p, m := counting(t, ebpf.SkMsg, ebpf.AttachSkMsgVerdict, "", 1)
 	other, _ := counting(t, ebpf.SkMsg, ebpf.AttachSkMsgVerdict, "", 1)

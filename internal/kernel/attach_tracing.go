@@ -29,7 +29,7 @@ func AttachTracing(p *ebpf.Program, name string) (link.Link, error) {
 
 // PinTracing does the same as AttachTracing by a link that is pinned at path and outlives the process. A link
 // that is pinned there is ended first, so that no event is seen twice: the kernel cannot replace the program of
-// such a link.
+// a tracing link.
 func PinTracing(p *ebpf.Program, name, path string) (link.Link, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove the old link's pin %s: %w", path, err)

@@ -37,7 +37,7 @@ func AttachXDP(p *ebpf.Program, iface string, ifindex int, mode Mode, beside str
 }
 
 // InMode attaches as the configuration says: ModeAuto tries native, and generic if native is refused, and then
-// reason says why. words are the modes that the product supports.
+// reason has the cause. words are the modes that the product supports.
 func InMode(iface string, mode Mode, words string, attach func(Mode) error) (reason string, err error) {
 	switch mode {
 	case ModeNative, ModeGeneric:

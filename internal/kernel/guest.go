@@ -295,8 +295,8 @@ func (g *Guest) Hosted() bool {
 	return g.behind
 }
 
-// Settle attaches a guest to the interface if its host has gone without a call, as after `shunt detach` of a
-// balancer. It has to be called from time to time, in the interface's network namespace.
+// Settle attaches a guest to the interface if its host has gone without a call, as after `shunt detach` of a balancer.
+// Call it from time to time, in the interface's network namespace.
 func (g *Guest) Settle() error {
 	g.hook.mu.Lock()
 	defer g.hook.mu.Unlock()

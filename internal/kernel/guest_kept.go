@@ -130,7 +130,7 @@ func (g *Guest) takeOver() (bool, error) {
 	return true, nil
 }
 
-// RemoveKept detaches the program that a process that has ended has kept in a folder. It succeeds if there is
+// RemoveKept detaches the program that a process has kept in a folder before its end. It succeeds if there is
 // none. Other files in the folder stay.
 func RemoveKept(folder string) error {
 	var errs []error

@@ -39,7 +39,7 @@ type guestBed struct {
 	*testing.T
 	ifindex int
 	after   *ebpf.Map
-	refuse  error // what the guest's second program cannot be loaded for
+	refuse  error // the error with which the guest's second program cannot be loaded
 	loaded  int
 	guest   *Guest
 	kept    string // folder that the next guest takes over

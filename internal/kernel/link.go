@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how the program runs on an interface.
+// Mode is the way in which the program runs on an interface.
 type Mode string
 
 // The modes. Native runs in the driver, generic in the kernel after it has made an sk_buff, which is slower.

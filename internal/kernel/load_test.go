@@ -8,7 +8,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// TestParseOnce: an object is parsed at the first call, and what a caller changes is its own.
+// TestParseOnce: an object is parsed at the first call, and a caller's changes stay in its own
+// copy.
 func TestParseOnce(t *testing.T) {
 	parsed := 0
 	load := ParseOnce(func() (*ebpf.CollectionSpec, error) {

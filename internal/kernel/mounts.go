@@ -33,8 +33,8 @@ func Mount(root string, log *slog.Logger) error {
 	return ensureBPFFS(root, taken, private, log)
 }
 
-// ensureBPFFS does the work of Mount, when it is known whether root is now the host's bpffs (taken), or why
-// only few processes see the mount there (private).
+// ensureBPFFS does the work of Mount, when it is known whether root is now the host's bpffs (taken), or the
+// reason why only few processes see the mount there (private).
 func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error {
 	is, err := isBPFFS(root)
 	if err != nil {
@@ -61,8 +61,8 @@ func ensureBPFFS(root string, taken bool, private error, log *slog.Logger) error
 	return nil
 }
 
-// mountOnce mounts a bpffs on root unless another process is quicker. Two on top of each other would
-// hide what the first process has pinned meanwhile.
+// mountOnce mounts a bpffs on root unless another process is quicker. Two on top of each other would hide the
+// pins that the first process has made meanwhile.
 func mountOnce(root string) error {
 	below, err := os.Open(root)
 	if err != nil {
@@ -84,9 +84,9 @@ func mountOnce(root string) error {
 }
 
 // SharePins mounts the host's bpffs on DefaultPinRoot if this process would otherwise see none, and reports
-// whether it did: `ip netns exec` runs a program with a /sys of its own, and pins below it end with the
-// program. An error says why only few processes see the pins there: a bpffs that was mounted for these
-// processes alone is left to them.
+// whether it did: `ip netns exec` runs a program with a /sys of its own, and pins below it end with the program.
+// An error is the reason why only few processes see the pins there: a bpffs that was mounted for these processes
+// alone is left to them.
 var SharePins = sync.OnceValues(func() (taken bool, err error) {
 	outer, hidden := outermost(os.Getppid(), mountsOf, parent)
 	shared, _, err := propagation(DefaultPinRoot)
@@ -123,8 +123,8 @@ func sharePinsOf(outer int, root string) (taken bool, err error) {
 }
 
 // outermost finds the most distant ancestor of this process that can be examined. It returns the ancestor's
-// number if its mounts differ from ours, else 0; and the number of the first ancestor beyond it, which cannot
-// be examined, or 0. The first ancestor is pid.
+// number if its mounts differ from ours, otherwise 0; and the number of the first ancestor beyond it, which
+// cannot be examined, or 0. The first ancestor is pid.
 func outermost(pid int, mounts func(process string) string, parent func(pid int) int) (outer, hidden int) {
 	ours := mounts("self")
 	for ; pid > 0; pid = parent(pid) {

@@ -30,7 +30,7 @@ func TestOneMount(t *testing.T) {
 	for range 20 {
 		root := t.TempDir()
 		t.Cleanup(func() {
-			for unix.Unmount(root, unix.MNT_DETACH) == nil { // all that there are
+			for unix.Unmount(root, unix.MNT_DETACH) == nil { // all mounts there
 			}
 		})
 		var all sync.WaitGroup
@@ -68,8 +68,8 @@ func TestPinsOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestPrivateMounts: with a bpffs that few see, the data plane works and the log warns; where one
-// would have to be mounted first, nothing is.
+// TestPrivateMounts: with a bpffs that few processes see, the data plane works and the log warns; where
+// one would have to be mounted first, none is.
 func TestPrivateMounts(t *testing.T) {
 	needRoot(t)
 	why := errors.New("it cannot be reached")
@@ -90,8 +90,8 @@ func TestPrivateMounts(t *testing.T) {
 	}
 }
 
-// TestOutermost: which ancestor's mounts are compared with ours, and which one hides whether there
-// are others.
+// TestOutermost: the ancestor whose mounts are compared with ours, and the one that hides further
+// ancestors.
 func TestOutermost(t *testing.T) {
 	for name, c := range map[string]struct {
 		mounts        []string // of process 1, and of those from there to this process's parent; "" is hidden

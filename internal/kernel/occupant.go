@@ -62,10 +62,9 @@ const modeOffloaded Mode = "offloaded"
 // pinsLookedAt limits the search of bpffs for pins.
 const pinsLookedAt = 10000
 
-// OccupantOf finds the XDP program that keeps others off an interface of the calling thread's network
-// namespace: the interface's own, or that of a bond or bridge above it, which the kernel refuses as well
-// (dev_xdp_attach in net/core/dev.c). nil if there is none. Without CAP_SYS_ADMIN it knows little, and Unread
-// says why.
+// OccupantOf finds the XDP program that keeps others off an interface of the calling thread's network namespace: the
+// interface's own, or that of a bond or bridge above it, which the kernel refuses as well (dev_xdp_attach in
+// net/core/dev.c). nil if there is none. Without CAP_SYS_ADMIN it knows little, and Unread has the reason.
 func OccupantOf(iface string) (*Occupant, error) {
 	dev, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -255,8 +254,8 @@ func (o *Occupant) Instance() (instance string, ok bool) {
 	return "", false
 }
 
-// IsOurs reports whether it is a balancer of shunt's, a program that one runs before itself, or a program that
-// gives way to a balancer of the same process. If that is not known, Unread says why.
+// IsOurs reports whether it is a balancer of shunt's, a program that a balancer runs before itself, or a program that
+// gives way to a balancer of the same process. If that is not known, Unread has the reason.
 func (o *Occupant) IsOurs() bool {
 	_, ok := o.Instance()
 	return ok || o.Name == guestName
@@ -294,7 +293,7 @@ func (o *Occupant) TakeOff() string {
 	return fmt.Sprintf("stop its owner, or `ip link set dev %s %s off`", o.Interface, word)
 }
 
-// OccupiedError says that an interface has another XDP program. Nothing was changed.
+// OccupiedError means that an interface has another XDP program. Nothing was changed.
 type OccupiedError struct {
 	Interface string
 	Occupant  *Occupant

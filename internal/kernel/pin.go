@@ -27,8 +27,8 @@ func CheckName(name string) error {
 // Home is the folder of all pins of shunt.
 func Home(root string) string { return filepath.Join(root, "shunt") }
 
-// Directory returns the folder of an instance's pins, or of a product of which there is one on a machine. The
-// name of such a product begins with _, as no instance does.
+// Directory returns the folder of an instance's pins, or of a product of which a machine has only one. The
+// name of such a product begins with _, as no instance's does.
 func Directory(root, instance string) string { return filepath.Join(Home(root), instance) }
 
 // Lock keeps other processes from changing attachments until unlock: the daemon and `shunt chain` use it. The

@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReceiveQueues returns how many receive queues of an interface of the calling thread's network namespace are
-// in use. Link attributes have only the maximum: a veth has one for each CPU, and uses one by default; a
-// network card uses as many as `ethtool -L` sets. A driver without this information uses all of them.
+// ReceiveQueues returns the number of receive queues that an interface of the calling thread's network
+// namespace uses. Link attributes have only the maximum: a veth has one for each CPU, and uses one by
+// default; a network card uses as many as `ethtool -L` sets. A driver without this information uses all of
+// them.
 func ReceiveQueues(dev *netlink.LinkAttrs) (int, error) {
 	tool, err := ethtool.NewEthtool()
 	if err != nil {

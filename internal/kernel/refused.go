@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RefusedError says that the kernel, or a driver, refused to attach a program.
+// RefusedError means that the kernel, or a driver, refused to attach a program.
 type RefusedError struct {
 	Program string // its name; empty if the caller names the program
 	Target  string // the attach point, and the kind of the attempt: "interface eth0 in native mode"

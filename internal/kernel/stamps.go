@@ -35,7 +35,7 @@ func stampDirectory(root, instance string) string {
 	return filepath.Join(Directory(root, instance), StampPrefix+strconv.Itoa(int(coreStampConstantSTAMP_LAYOUT)))
 }
 
-// MakeStamps opens the maps of an instance's stamps, by their names, and makes and pins the ones that are missing. The caller
+// MakeStamps opens the maps of an instance's stamps, by their names, and makes and pins the missing ones. The caller
 // closes them.
 func MakeStamps(root, instance string) (map[string]*ebpf.Map, error) {
 	dir := stampDirectory(root, instance)
@@ -95,8 +95,8 @@ type StampRing struct {
 	stopped time.Time   // when it stopped there first
 }
 
-// stampPatience is how long Read waits for the end of a stamp. A program ends within microseconds, but the CPU below it may be taken
-// away from a virtual machine for longer.
+// stampPatience is the time that Read waits for the end of a stamp. A program ends within microseconds, but the CPU
+// below it may be taken from a virtual machine for longer.
 const stampPatience = time.Second
 
 // StampRings reads the stamps of all instances that stamp probes, each stamp once. It is for one caller at a time. A nil one has
@@ -116,9 +116,9 @@ func OpenStampRings(root string) (*StampRings, error) {
 	return s, nil
 }
 
-// Review opens the rings that instances have begun since the last time, from their first stamp on, and lets go of the rings that they
-// have ended, after their last one. Of an instance that has begun anew, both: a reload may take stamps away and bring them back, and
-// a daemon may end and another begin.
+// Review opens the rings that instances have begun since the last time, from their first stamp on, and closes the rings
+// that they have ended, after their last one. For an instance that has begun anew it does both: a reload may switch
+// stamps off and on again, and a daemon may end and another begin.
 func (s *StampRings) Review(take func(Stamp)) error { return s.review(take, true) }
 
 func (s *StampRings) review(take func(Stamp), fromFirst bool) error {
@@ -191,7 +191,7 @@ func (s *StampRings) Missed() (sum uint64) {
 	return sum
 }
 
-// Close lets go of all rings.
+// Close closes all rings.
 func (s *StampRings) Close() error {
 	var errs []error
 	for _, r := range s.Rings() {
@@ -250,7 +250,7 @@ func (r *StampRing) Close() error {
 	return errors.Join(errs...)
 }
 
-// total returns how many stamps were ever begun.
+// total returns the number of stamps that were ever begun.
 func (r *StampRing) total() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&r.count[0]))) }
 
 // Read passes on the stamps that have been made since the last call, in the order in which they were begun. It
@@ -298,7 +298,7 @@ func (r *StampRing) readUntilHalf(take func(Stamp)) bool {
 			total = r.total()
 			if total < r.next+uint64(coreStampConstantSTAMP_COUNT) {
 				return false
-			} // else it has been overtaken, and is counted
+			} // otherwise it has been overtaken, and is counted
 		}
 	}
 	return true

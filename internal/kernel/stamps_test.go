@@ -24,7 +24,7 @@ type stampWriter struct {
 	count  *uint64
 }
 
-// begin writes the first half of the next stamp, whose fields all say its number.
+// begin writes the first half of the next stamp, whose fields all have its number.
 func (w stampWriter) begin() uint64 {
 	number := atomic.AddUint64(w.count, 1)
 	p := &w.stamps[(number-1)%stampCount]
@@ -42,13 +42,13 @@ func (w stampWriter) end(number uint64) {
 	atomic.StoreUint64(&p.Number, number)
 }
 
-// sequences are those of the stamps that are read.
+// sequences are the sequence numbers of the stamps that are read.
 func sequences(read func(func(Stamp))) (all []uint64) {
 	read(func(s Stamp) { all = append(all, s.Sequence) })
 	return all
 }
 
-// TestAHalfWrittenStamp is waited for, with what is behind it; one that never ends is counted, and holds nothing up.
+// TestAHalfWrittenStamp is waited for, with the stamps behind it; one that never ends is counted, and holds nothing up.
 func TestAHalfWrittenStamp(t *testing.T) {
 	for _, c := range []struct {
 		what   string
@@ -92,7 +92,7 @@ func TestAHalfWrittenStamp(t *testing.T) {
 	}
 }
 
-// TestAStampOfTheRoundBefore is where one will be whose program has counted it and not begun to write.
+// TestAStampOfTheRoundBefore is in the place of a stamp whose program has counted it and not begun to write.
 func TestAStampOfTheRoundBefore(t *testing.T) {
 	r, w := memoryRing()
 	for range stampCount {

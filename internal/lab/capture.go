@@ -26,11 +26,11 @@ type Frame struct {
 	Data            []byte // from the Ethernet header on, VLAN tag included
 }
 
-// captureSize is how many frames wait for a slow reader before the next are dropped.
+// captureSize is the number of frames that wait for a slow reader before the next are dropped.
 const captureSize = 4096
 
-// Capture is every frame of one interface. What an XDP program took is not among what that
-// interface received: capture at the other end of the cable.
+// Capture is every frame of one interface. The frames that an XDP program took are not among those
+// that the interface received: capture at the other end of the cable.
 type Capture struct {
 	host    *Host
 	iface   string
@@ -121,7 +121,8 @@ func (c *Capture) read() {
 	}
 }
 
-// auxiliary reads what the kernel took out of the frame or knows about it.
+// auxiliary reads the VLAN tag that the kernel took out of the frame, and whether the checksum is
+// pending.
 func (f *Frame) auxiliary(control []byte) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -154,7 +155,7 @@ func (c *Capture) Close() {
 	<-c.ended
 }
 
-// Await is the first frame from now on that parses and that match likes; others are
+// Await returns the first frame from now on that parses and that match accepts; others are
 // discarded. It fails when ctx ends, and then names the last few frames it saw.
 func (c *Capture) Await(ctx context.Context, match func(Frame, packet.Packet) bool) (Frame, packet.Packet, error) {
 	var seen []string
@@ -176,7 +177,7 @@ func (c *Capture) Await(ctx context.Context, match func(Frame, packet.Packet) bo
 	}
 }
 
-// Send puts frames on an interface as they are.
+// Send sends frames out of an interface unchanged.
 func (h *Host) Send(iface string, frames ...[]byte) error {
 	socket, err := h.packetSocket(iface, 0)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountCgroup2 finds where the second cgroup hierarchy is mounted (proc_pid_mountinfo(5)), or mounts it in
-// a folder of its own. unmount takes that away, and does nothing where it was there.
+// MountCgroup2 finds the mount point of the second cgroup hierarchy (proc_pid_mountinfo(5)), or mounts it in a folder
+// of its own. unmount removes that mount, and does nothing to one that was there before.
 func MountCgroup2() (path string, unmount func() error, err error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

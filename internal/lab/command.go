@@ -7,9 +7,9 @@ import (
 	"os/exec"
 )
 
-// Command is a child process in a host's namespace. It is an exec.Cmd whose Start, Run,
-// Output and CombinedOutput happen there; everything else is as it says there. /proc/sys/net
-// is the namespace's, /sys is the machine's (unlike under `ip netns exec`).
+// Command is a child process in a host's namespace. It is an exec.Cmd whose Start, Run, Output and
+// CombinedOutput happen there; the rest is as in exec.Cmd. /proc/sys/net is the namespace's, /sys
+// is the machine's (unlike under `ip netns exec`).
 type Command struct {
 	*exec.Cmd
 	host *Host
@@ -41,7 +41,7 @@ func (c *Command) Run() error {
 	return c.Wait()
 }
 
-// Output runs the process and returns what it wrote to standard output.
+// Output runs the process and returns its standard output.
 func (c *Command) Output() ([]byte, error) {
 	var out bytes.Buffer
 	c.Stdout = &out
@@ -49,7 +49,7 @@ func (c *Command) Output() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// CombinedOutput runs the process and returns what it wrote to standard output and error.
+// CombinedOutput runs the process and returns its standard output and error.
 func (c *Command) CombinedOutput() ([]byte, error) {
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out

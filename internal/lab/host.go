@@ -116,7 +116,7 @@ func (h *Host) open() error {
 	return h.up("lo")
 }
 
-// shut lets go of the namespace.
+// shut releases the namespace.
 func (h *Host) shut() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -248,7 +248,7 @@ func (h *Host) DialFrom(ctx context.Context, network string, local netip.AddrPor
 	}
 }
 
-// firstUse notes that a socket is about to send, and says whether it is the first between its two
+// firstUse notes that a socket is about to send, and reports whether it is the first between its two
 // addresses and ports.
 func (h *Host) firstUse(c net.Conn) bool {
 	ends := [2]string{c.LocalAddr().String(), c.RemoteAddr().String()}
@@ -311,7 +311,7 @@ func (h *Host) SetForwarding(on bool) error {
 	return errors.Join(h.SetSysctl("net.ipv4.ip_forward", value), h.SetSysctl("net.ipv6.conf.all.forwarding", value))
 }
 
-// features are short names for what ethtool(8) groups the same way.
+// features are short names for the features that ethtool(8) groups in the same way.
 var features = map[string][]string{
 	"tx":  {"tx-checksum-ip-generic"},
 	"tso": {"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation"},
@@ -320,8 +320,9 @@ var features = map[string][]string{
 	"lro": {"rx-lro"},
 }
 
-// SetOffload switches features on or off: "tx" (checksums), "tso", "gso", "gro", or the
-// kernel's own names. The kernel may refuse one that it needs: Offload tells what is on.
+// SetOffload switches features on or off: "tx" (checksums), "tso", "gso", "gro", or the kernel's own
+// names. The kernel may refuse to switch off a feature that it needs: Offload returns the features
+// that are on.
 func (h *Host) SetOffload(iface string, want map[string]bool) error {
 	change := map[string]bool{}
 	for name, on := range want {

@@ -69,13 +69,13 @@ func (h *Host) ServeHTTP(address, name string) (*HTTPServer, error) {
 	return s, nil
 }
 
-// Addr is where it listens.
+// Addr is the address at which it listens.
 func (s *HTTPServer) Addr() net.Addr { return s.listener.Addr() }
 
-// Requests counts those begun, of any path.
+// Requests counts the requests that have begun, of any path.
 func (s *HTTPServer) Requests() int64 { return s.requests.Load() }
 
-// Connections counts those accepted.
+// Connections counts the accepted connections.
 func (s *HTTPServer) Connections() int64 { return s.connections.Load() }
 
 // Close ends the server and its connections. It may be called again.
@@ -94,7 +94,7 @@ func (s *HTTPServer) answer(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(Answer{Backend: s.Name, Remote: r.RemoteAddr, Local: fmt.Sprint(local), Path: r.URL.Path})
 }
 
-// noise is a stream of bytes that no checksum mistake leaves alike, the same every time.
+// noise is a stream of bytes in which every mistake of a checksum shows, the same every time.
 func noise(size int64) io.Reader {
 	return io.LimitReader(rand.NewChaCha8([32]byte{'s', 'h', 'u', 'n', 't'}), size)
 }
@@ -144,7 +144,7 @@ func (h *Host) HTTPClient(keepAlive bool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// Get asks a server of the lab at a literal address and port who it is.
+// Get asks a server of the lab at a literal address and port for its name.
 func Get(ctx context.Context, client *http.Client, address string) (Answer, error) {
 	var a Answer
 	response, err := do(ctx, client, http.MethodGet, "http://"+address+"/", nil)

@@ -32,7 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directory is where iproute2 looks for named namespaces.
+// directory is the folder in which iproute2 looks for named namespaces.
 const directory = namespace.Names
 
 // prefix starts the name of every namespace of every lab.
@@ -52,7 +52,7 @@ type Lab struct {
 	mu     sync.Mutex
 	closed bool
 	hosts  []*Host
-	ending []func() error // what to stop before the namespaces go, last first
+	ending []func() error // functions to call before the namespaces go, last first
 }
 
 // New is an empty lab. An empty id is replaced by a random one; an id that has namespaces
@@ -89,9 +89,9 @@ func (l *Lab) Hosts() []*Host {
 	return slices.Clone(l.hosts)
 }
 
-// AddHost makes a namespace with loopback up, duplicate address detection, router
-// solicitations, redirects and reverse path filters off: addresses are ready at once and
-// only what a test sends is on the wire.
+// AddHost makes a namespace with loopback up, duplicate address detection, router solicitations,
+// redirects and reverse path filters off: addresses are ready at once and the wire carries only the
+// test's own packets.
 func (l *Lab) AddHost(name string) (*Host, error) {
 	if !hostPattern.MatchString(name) {
 		return nil, fmt.Errorf("add host %q: a name has 1 to 15 lower-case letters and digits and starts with a letter", name)
@@ -113,7 +113,7 @@ func (l *Lab) AddHost(name string) (*Host, error) {
 }
 
 // Ready waits until every interface of every host passes packets. A veth that has just been connected
-// drops what is sent until the kernel has made its carrier known, which may take a second.
+// drops packets until the kernel has made its carrier known, which may take a second.
 func (l *Lab) Ready(ctx context.Context) error {
 	for _, h := range l.Hosts() {
 		if err := h.ready(ctx); err != nil {
@@ -123,16 +123,15 @@ func (l *Lab) Ready(ctx context.Context) error {
 	return nil
 }
 
-// atClose registers what has to stop before the namespaces go.
+// atClose registers a function to call before the namespaces go.
 func (l *Lab) atClose(stop func() error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ending = append(l.ending, stop)
 }
 
-// Close stops servers, captures and child processes that were started through the lab,
-// and removes links and namespaces. It is safe after a failure half-way and when called
-// again: what is gone stays gone.
+// Close stops servers, captures and child processes that were started through the lab, and removes
+// links and namespaces. It is safe after a failure half-way and when called again.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	l.closed = true

@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// needRoot skips what an ordinary user cannot do.
+// needRoot skips the test for ordinary users.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -28,7 +28,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// deadline is for one test's waits; what they wait for takes milliseconds.
+// deadline is for one test's waits; each takes milliseconds.
 func deadline(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	t.Cleanup(cancel)
@@ -86,7 +86,7 @@ func TestEveryLayoutConnects(t *testing.T) {
 	}
 }
 
-// exchange asks a backend who it is, over TCP and UDP, and checks whom it saw.
+// exchange asks a backend for its name, over TCP and UDP, and checks the client that it saw.
 func exchange(ctx context.Context, t *testing.T, topology *Topology, b *Host, client *http.Client, at string) {
 	t.Helper()
 	web, err := b.ServeHTTP(at, b.Name())
@@ -168,8 +168,8 @@ func TestChecksummedTransfersBothWays(t *testing.T) {
 	}
 }
 
-// The capture sees what passes, with the checksum as the sender left it: partial with
-// offload, right without.
+// The capture sees passing packets, with the checksum as the sender left it: partial with offload,
+// right without.
 func TestCaptureShowsChecksumsAsSent(t *testing.T) {
 	for _, noOffload := range []bool{false, true} {
 		topology := build(t, Options{Backends: 1, NoOffload: noOffload})
@@ -283,7 +283,7 @@ func TestRouterSendsErrors(t *testing.T) {
 			t.Errorf("%s: quotes %s (%v)", c.name, about, err)
 		}
 	}
-	// Towards the client: what the backend sends must be refused by the router too.
+	// Towards the client: the router must refuse the backend's packet, too.
 	back, err := topology.Backends[0].Capture("eth0")
 	if err != nil {
 		t.Fatal(err)
@@ -511,8 +511,8 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	}
 }
 
-// Sweep removes what a crashed process left, down to a name without a namespace, and
-// nothing of another lab.
+// Sweep removes the remains of a crashed process, down to a name without a namespace, and nothing
+// of another lab.
 func TestSweep(t *testing.T) {
 	other := build(t, Options{ID: own("other"), Backends: 1})
 	crashed := build(t, Options{ID: own("crash"), Backends: 1})

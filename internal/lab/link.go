@@ -203,8 +203,8 @@ func (h *Host) SetUp(iface string, on bool) error {
 	return nil
 }
 
-// DeleteInterface takes an interface away, and with it the other end of its cable and all that
-// the kernel kept for both: addresses, routes, neighbours, programs.
+// DeleteInterface removes an interface, and with it the other end of its cable and the kernel's state for both:
+// addresses, routes, neighbours, programs.
 func (h *Host) DeleteInterface(iface string) error {
 	link, err := h.link(iface)
 	if err != nil {
@@ -235,8 +235,8 @@ func (h *Host) SetMAC(iface string, mac net.HardwareAddr) error {
 	return nil
 }
 
-// SetMTU changes one end. A veth drops what is longer than its receiving end's MTU, so
-// narrow a path with a route's MTU (AddRoute) unless that is wanted.
+// SetMTU changes one end. A veth drops packets that are longer than its receiving end's MTU, so narrow a path with a
+// route's MTU (AddRoute) unless these drops are wanted.
 func (h *Host) SetMTU(iface string, bytes int) error {
 	link, err := h.link(iface)
 	if err != nil {
@@ -264,7 +264,7 @@ func (h *Host) AddAddress(iface string, address netip.Prefix) error {
 	return nil
 }
 
-// DeleteAddress takes an address away.
+// DeleteAddress removes an address.
 func (h *Host) DeleteAddress(iface string, address netip.Prefix) error {
 	link, err := h.link(iface)
 	if err != nil {
@@ -276,7 +276,7 @@ func (h *Host) DeleteAddress(iface string, address netip.Prefix) error {
 	return nil
 }
 
-// Route is where packets to a prefix go.
+// Route is the next hop of packets to a prefix.
 type Route struct {
 	To        netip.Prefix
 	Via       netip.Addr // the next hop; invalid: To is on the link of Interface
@@ -305,8 +305,8 @@ func (h *Host) AddRoute(r Route) error {
 	return nil
 }
 
-// ready waits until every interface passes packets: after "up" the kernel makes carrier
-// changes known from a worker that runs about once a second.
+// ready waits until every interface passes packets: after "up" a worker of the kernel that runs about once a second
+// announces carrier changes.
 func (h *Host) ready(ctx context.Context) error {
 	return wait(ctx, "interfaces of "+h.name, func() (bool, error) {
 		handle := h.Netlink()
@@ -330,9 +330,9 @@ func (h *Host) ready(ctx context.Context) error {
 	})
 }
 
-// groupsJoined reports whether each IPv6 address has its solicited-node group (RFC 4291, 2.7.1):
-// the kernel joins it from a worker some time after the address is there, and who compares
-// memberships before and after would see it come.
+// groupsJoined reports whether each IPv6 address has its solicited-node group (RFC 4291, 2.7.1): the kernel joins it
+// from a worker some time after the address is there, and a comparison of memberships before and after would see it
+// come.
 func (h *Host) groupsJoined() (joined bool, err error) {
 	err = h.Run(func() error {
 		text, err := os.ReadFile("/proc/thread-self/net/igmp6")

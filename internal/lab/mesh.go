@@ -103,7 +103,7 @@ func (m *Mesh) Lead(vip netip.Addr, to ...*Host) error {
 	return nil
 }
 
-// SetHashPolicy says what the router chooses a path by: 0 addresses, 1 addresses and ports
+// SetHashPolicy sets the fields by which the router chooses a path: 0 addresses, 1 addresses and ports
 // (fib_multipath_hash_policy in the kernel's ip-sysctl).
 func (m *Mesh) SetHashPolicy(policy int) error {
 	return errors.Join(m.Router.SetSysctl("net.ipv4.fib_multipath_hash_policy", fmt.Sprint(policy)),

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// Process is a child that does not end by itself, with what it has written so far.
+// Process is a child that does not end by itself, with its output so far.
 type Process struct {
 	*Command
 	Ended <-chan struct{} // closed when it has ended
@@ -23,8 +23,8 @@ type Process struct {
 	err    error // once ended
 }
 
-// Spawn starts the command and waits for its end in the background. What it writes to
-// standard output and error is kept for Log.
+// Spawn starts the command and waits for its end in the background. Its standard output and error
+// are kept for Log.
 func (c *Command) Spawn() (*Process, error) {
 	ended := make(chan struct{})
 	p := &Process{Command: c, Ended: ended}
@@ -53,7 +53,7 @@ func (p *Process) CPUTime() (time.Duration, error) {
 	return time.Duration(user+system) * time.Second / process.TicksPerSecond, nil
 }
 
-// Write takes what the process writes.
+// Write takes the process's output.
 func (p *Process) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,7 +67,7 @@ func (p *Process) Log() string {
 	return p.output.String()
 }
 
-// Err is how the process ended: nil also where it was killed. Call it after Ended.
+// Err is the error with which the process ended: nil also where it was killed. Call it after Ended.
 func (p *Process) Err() error {
 	<-p.Ended
 	var exit *exec.ExitError
@@ -80,8 +80,8 @@ func (p *Process) Err() error {
 	return p.err
 }
 
-// End sends a signal, waits, and kills what does not end within the time, which is an error.
-// A process that has ended is left as it is.
+// End sends a signal, waits, and kills a process that does not end within the time, which is an
+// error. A process that has ended is left as it is.
 func (p *Process) End(signal syscall.Signal, timeout time.Duration) error {
 	if err := p.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

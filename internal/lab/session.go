@@ -35,11 +35,11 @@ func (h *Host) OpenSession(ctx context.Context, network string, local netip.Addr
 	return session, nil
 }
 
-// NewSession is a session on a TCP connection that there is.
+// NewSession is a session on an existing TCP connection.
 func NewSession(conn net.Conn) *Session { return &Session{Conn: conn, reader: bufio.NewReader(conn)} }
 
-// Ask asks the server who it is. A datagram is sent once: a lost one is an error when ctx
-// ends. path, "/" or more, comes back in the answer, and a datagram that has to.
+// Ask asks the server for its name. A datagram is sent once: a lost one is an error when ctx ends.
+// path, "/" or more, comes back in the answer, and for a datagram it must.
 func (s *Session) Ask(ctx context.Context, path string) (Answer, error) {
 	_ = s.SetDeadline(time.Time{}) // that of an earlier question that was given up
 	if s.udp {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Layout is where the balancer stands.
+// Layout is the place of the balancer.
 type Layout string
 
 // The layouts. With Options.Router a router stands between the client and the rest.
@@ -46,7 +46,7 @@ const (
 	Direct Layout = "direct"
 )
 
-// Where services are.
+// The addresses and networks of services.
 var (
 	VIP4     = netip.MustParseAddr("192.0.2.10")
 	VIP6     = netip.MustParseAddr("2001:db8::10")
@@ -59,12 +59,11 @@ var (
 // maxBackends keeps the addresses of the backends apart from the others'.
 const maxBackends = 90
 
-// readyTimeout is how long interfaces may take to pass packets; they take milliseconds, and
-// seconds on an emulated machine that does much else.
+// readyTimeout bounds the time until interfaces pass packets; they take milliseconds, and seconds on an
+// emulated machine that does much else.
 const readyTimeout = time.Minute
 
-// Options of a topology; the zero value is two backends in a OneArm layout, everything
-// else as the kernel has it.
+// Options of a topology; the zero value is two backends in a OneArm layout, with the kernel's defaults.
 type Options struct {
 	ID       string // of the lab; random if empty
 	Layout   Layout // OneArm if empty
@@ -77,14 +76,14 @@ type Options struct {
 	// backends. Without it they are left to a network card that does not exist, which
 	// is the default, and a trap for XDP programs.
 	NoOffload bool
-	// Forwarding lets the balancer's kernel forward what XDP passes.
+	// Forwarding lets the balancer's kernel forward packets that XDP passes.
 	Forwarding bool
 	MTU        int // bytes, of every cable; 0: 1500
 	Queues     int // of every interface; 0: as the kernel has it
 }
 
-// Topology is a lab laid out around a balancer. Interfaces of every host are eth0, eth1, …
-// from the client's side on; a switch's ports are called after what is plugged into them.
+// Topology is a lab laid out around a balancer. Interfaces of every host are eth0, eth1, … from the client's
+// side on; a switch's ports are called after the hosts that are plugged into them.
 type Topology struct {
 	*Lab
 	Options  Options
@@ -253,7 +252,7 @@ func (t *Topology) addRoutes() error {
 	return nil
 }
 
-// frontRoutes are those between client and balancer.
+// frontRoutes are the routes between client and balancer.
 func (t *Topology) frontRoutes() error {
 	front := t.Balancer.Interfaces()[0]
 	before, iface := t.Client, "eth0" // the last hop before the balancer
@@ -310,9 +309,9 @@ func (t *Topology) Shortcut() error {
 	return err
 }
 
-// Relay makes the cable of a deleted interface again, with the names, MACs and addresses it had,
-// and other indices. A port of the switch is plugged in again, and routes between client
-// and balancer are as they were. All else is for the caller to restore.
+// Relay makes the cable of a deleted interface again, with its names, MACs and addresses, and other indices.
+// A port of the switch is plugged in again, and routes between client and balancer are restored. The caller
+// has to restore the rest.
 func (t *Topology) Relay(ctx context.Context, h *Host, iface string) error {
 	far, farIface, err := t.FarEnd(h, iface)
 	if err != nil {
@@ -342,12 +341,11 @@ func (t *Topology) Relay(ctx context.Context, h *Host, iface string) error {
 	return errors.Join(err, t.setOffloads(), h.ready(ctx), far.ready(ctx))
 }
 
-// setOffloads switches checksum offload off where asked, and GRO on at the far ends of the
-// balancer's cables: a veth takes what XDP redirects to it only where its receiver runs NAPI,
-// which GRO (or an XDP program) brings. XDP_TX needs more: frames of it reach the receiver's
-// ring, but nothing wakes the receiver unless it has an XDP program of its own
-// (veth_xdp_flush; of 2000 frames none arrived on 6.18 with GRO alone, all with a program,
-// and all when redirected to the interface they came in on).
+// setOffloads switches checksum offload off where asked, and GRO on at the far ends of the balancer's
+// cables: a veth takes frames that XDP redirects to it only where its receiver runs NAPI, which GRO (or an
+// XDP program) brings. XDP_TX needs more: frames of it reach the receiver's ring, but nothing wakes the
+// receiver unless it has an XDP program of its own (veth_xdp_flush; of 2000 frames none arrived on 6.18 with
+// GRO alone, all with a program, and all when redirected to the interface they came in on).
 func (t *Topology) setOffloads() error {
 	for _, h := range t.Hosts() {
 		for _, i := range h.Interfaces() {
@@ -376,8 +374,8 @@ func (t *Topology) far(i Interface) *Host {
 	return nil
 }
 
-// FarEnd is the host and interface at the other end of one of h's cables: where to capture
-// what h's XDP program sent, and whose GRO decides whether it arrives.
+// FarEnd is the host and interface at the other end of one of h's cables: the place to capture the frames of
+// h's XDP program, and the interface whose GRO decides whether they arrive.
 func (t *Topology) FarEnd(h *Host, iface string) (*Host, string, error) {
 	for _, i := range h.Interfaces() {
 		if i.Name == iface {
@@ -389,8 +387,8 @@ func (t *Topology) FarEnd(h *Host, iface string) (*Host, string, error) {
 	return nil, "", fmt.Errorf("host %s has no interface %s", h.name, iface)
 }
 
-// NarrowToService makes the router answer "too big" to what the client sends to a VIP in
-// packets of more than mtu bytes (at least 1280 for IPv6).
+// NarrowToService makes the router answer "too big" to the client's packets of more than mtu bytes to a VIP
+// (at least 1280 for IPv6).
 func (t *Topology) NarrowToService(mtu int) error {
 	if t.Router == nil {
 		return errors.New("narrow the path: the topology has no router: set Options.Router")
@@ -398,8 +396,8 @@ func (t *Topology) NarrowToService(mtu int) error {
 	return t.vipRoutes(t.Router, "eth1", mtu)
 }
 
-// NarrowToClient makes the router answer "too big" to what is sent to the client in
-// packets of more than mtu bytes (at least 1280 for IPv6).
+// NarrowToClient makes the router answer "too big" to packets of more than mtu bytes to the client (at least
+// 1280 for IPv6).
 func (t *Topology) NarrowToClient(mtu int) error {
 	if t.Router == nil {
 		return errors.New("narrow the path: the topology has no router: set Options.Router")

@@ -47,10 +47,10 @@ func (s *UDPServer) serve() {
 	}
 }
 
-// Addr is where it listens.
+// Addr is the address at which it listens.
 func (s *UDPServer) Addr() net.Addr { return s.conn.LocalAddr() }
 
-// Datagrams counts those received.
+// Datagrams counts the received datagrams.
 func (s *UDPServer) Datagrams() int64 { return s.datagrams.Load() }
 
 // Close ends the server. It may be called again.
@@ -61,7 +61,7 @@ func (s *UDPServer) Close() error {
 	return nil
 }
 
-// AskUDP sends one datagram from a socket of its own and returns who answered. It sends
+// AskUDP sends one datagram from a socket of its own and returns the answering server. It sends
 // once: a lost datagram is an error when ctx ends.
 func (h *Host) AskUDP(ctx context.Context, address string, payload []byte) (Answer, error) {
 	conn, err := h.Dial(ctx, "udp", address)

@@ -19,7 +19,7 @@ type Archive struct {
 	w     io.Writer
 	ino   uint32
 	dirs  map[string]bool
-	files map[string]bool // by their names as they were given
+	files map[string]bool // by the names given to Add
 }
 
 // The type bits of a cpio mode (inode(7)).
@@ -90,7 +90,7 @@ func (a *Archive) entry(name string, mode uint32, data []byte) error {
 	return err
 }
 
-// AddProgram packs a program of this machine, with what loads it and its libraries, under the names by which the
+// AddProgram packs a program of this machine, with its loader and its libraries, under the names by which the
 // loader finds them here.
 func (a *Archive) AddProgram(name, from string) error {
 	loader, err := loaderOf(from)

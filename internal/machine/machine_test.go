@@ -52,7 +52,7 @@ func hex(t *testing.T, digits string) int {
 	return n
 }
 
-// TestAccelerator: what is not known to translate safely gets one thread.
+// TestAccelerator: a version that is not known to translate safely gets one thread.
 func TestAccelerator(t *testing.T) {
 	for version, want := range map[string]string{
 		"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\n": "tcg,thread=single",

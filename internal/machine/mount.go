@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount mounts file systems of the kernel's own, each at a folder that it makes: what the first process of a machine finds
-// nothing of. One that is there already is left alone.
+// Mount mounts file systems of the kernel's own, each at a folder that it makes: the first process of a machine has
+// none of them. One that is there already is left alone.
 func Mount(mounts ...[2]string) error {
 	for _, m := range mounts {
 		kind, at := m[0], m[1]

@@ -1,4 +1,4 @@
-// Package message translates what the daemon knows into messages of the API.
+// Package message translates the daemon's state into messages of the API.
 package message
 
 import (

@@ -33,7 +33,7 @@ const (
 // Families is every metric of shunt's own, in the order of the answer. docs/reference/metrics.md is made from it.
 var Families = slices.Concat(nodeFamilies, balancerFamilies, udpFamilies, podFamilies, socketFamilies, guardFamilies)
 
-// nodeFamilies are present whichever products run.
+// nodeFamilies are present with any products.
 var nodeFamilies = []Family{
 	{"shunt_build_info", Gauge, []string{"version", "go_version"}, "1. The labels say which shunt runs.",
 		func(e *exposition, s *Sample) {

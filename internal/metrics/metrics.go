@@ -1,4 +1,4 @@
-// Package metrics answers Prometheus: what an instance does, in numbers, over HTTP.
+// Package metrics answers Prometheus: an instance's state and counters, over HTTP.
 //
 //	daemon ─► Sample ─► Families, one after the other ─► text ─► GET /metrics
 //
@@ -64,7 +64,7 @@ type Lease struct {
 	Name                string
 	Held                bool
 	Given, Resumed      uint64  // resumed: leases among the given ones that an earlier daemon had lent
-	Ended               []Count // by why
+	Ended               []Count // by reason
 	Matched, Delivered  uint64
 	Passed              uint64 // to the kernel's socket
 	FillEmpty, RingFull uint64 // dropped
@@ -91,19 +91,19 @@ type LeaseQueue struct {
 	Waiting, Room, Free uint64
 }
 
-// Count is how many there are of something.
+// Count is a number of things of one kind.
 type Count struct {
 	Of    string
 	Count uint64
 }
 
-// Reloads says what became of the configuration file.
+// Reloads has the results of reading the configuration file.
 type Reloads struct {
 	Refused bool      // when it was last read
 	Applied time.Time // the last time
 }
 
-// Condition is how many conditions of a code and a severity hold.
+// Condition is the number of conditions of a code and a severity that hold.
 type Condition struct {
 	Code, Severity string
 	Count          uint64
@@ -115,13 +115,13 @@ type Interface struct {
 	Missed     *uint64 // frames; nil: that cannot be known
 }
 
-// Reason is how many packets were not simply forwarded for it.
+// Reason is the number of packets that were not simply forwarded, for one reason.
 type Reason struct {
 	Name           string
 	Packets, Bytes uint64
 }
 
-// Flows is how full a table of flows is.
+// Flows has the use of a table of flows.
 type Flows struct {
 	Limit            uint64
 	Known            bool // it has been counted
@@ -176,11 +176,11 @@ const (
 	// labels. A test compares them with an answer.
 	seriesOfBackend = 6
 	seriesOfMember  = 4
-	// seriesOfService is without those for each state.
+	// seriesOfService does not include the series for each state.
 	seriesOfService = 6
 )
 
-// Text is the answer to a scrape, appended to what is there.
+// Text appends the answer to a scrape to the given text.
 func (s *Sample) Text(to []byte) []byte {
 	s.bound()
 	s.label()

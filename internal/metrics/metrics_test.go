@@ -24,7 +24,7 @@ func must(t *testing.T, err error) {
 
 func pointer(n uint64) *uint64 { return &n }
 
-// example has something of everything.
+// example has a value in every field.
 func example() *Sample {
 	traffic := Traffic{PacketsIn: 10, BytesIn: 1000, PacketsOut: 20, BytesOut: 1 << 60, FlowsCreated: 3}
 	return &Sample{
@@ -94,7 +94,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestNotKnown: what is not known has no sample, and is not 0.
+// TestNotKnown: an unknown value has no sample, and is not 0.
 func TestNotKnown(t *testing.T) {
 	families := parse(t, string((&Sample{Balances: true, Interfaces: []Interface{{Name: "eth0"}}, Services: []Service{{Members: []Member{{}}}}, Backends: []Backend{{}}}).Text(nil)))
 	for _, name := range []string{"shunt_flows", "shunt_flows_established", "shunt_remembered_flows", "shunt_interface_missed_frames_total",
@@ -105,7 +105,7 @@ func TestNotKnown(t *testing.T) {
 	}
 }
 
-// TestNoBalancer: a node that balances nothing has no sample of what only a balancer has.
+// TestNoBalancer: a node without a balancer has no samples of the balancer's families.
 func TestNoBalancer(t *testing.T) {
 	families := parse(t, string((&Sample{Version: "1.2.3", GoVersion: "go1.25.0", Conditions: []Condition{{"no_backend", "error", 2}}}).Text(nil)))
 	if len(families) != len(nodeFamilies) || families["shunt_build_info"] == nil {
@@ -113,7 +113,7 @@ func TestNoBalancer(t *testing.T) {
 	}
 }
 
-// TestLint asks what `promtool check metrics` asks.
+// TestLint has the checks of `promtool check metrics`.
 func TestLint(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(string(example().Text(nil)))).Lint()
 	must(t, err)
@@ -216,7 +216,7 @@ func TestReference(t *testing.T) {
 	golden.Require(t, "../../docs/reference/metrics.md", out.String())
 }
 
-// TestGuide: the guide names no metric that there is not.
+// TestGuide: the guide names no metric that does not exist.
 func TestGuide(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/guide/metrics.md")
 	must(t, err)

@@ -1,6 +1,6 @@
 package metrics
 
-// podFamilies are there while the pod shortcut runs.
+// podFamilies are present while the pod shortcut runs.
 var podFamilies = []Family{
 	{"shunt_accelerate_addresses", Gauge, []string{"state"}, "Addresses of pods, by state: taken, or why all their packets are left to the host's stack.",
 		func(e *exposition, s *Sample) { counts(e, "state", s.PodAddresses) }},
@@ -30,7 +30,7 @@ var podFamilies = []Family{
 		steers(func(s *Steer) []Count { return s.Bytes })},
 }
 
-// socketFamilies are there while accelerate's sockets are in the file.
+// socketFamilies are present while accelerate's sockets are in the file.
 var socketFamilies = []Family{
 	{"shunt_accelerate_sockets", Gauge, nil, "Sockets that are paired now.",
 		func(e *exposition, s *Sample) { e.whole("", s.SocketsPaired) }},
@@ -59,7 +59,7 @@ func steers(of func(s *Steer) []Count) func(*exposition, *Sample) {
 	}
 }
 
-// Pod is one that the pod shortcut knows, by the host's end of its veth.
+// Pod is a pod that the pod shortcut knows, by the host's end of its veth.
 type Pod struct {
 	Interface      string
 	Packets, Bytes []Count // by reason

@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// path is where everybody expects metrics.
+	// path is the usual path of metrics.
 	path = "/metrics"
-	// contentType is that of the text format (prometheus.io/docs/instrumenting/exposition_formats).
+	// contentType is the type of the text format (prometheus.io/docs/instrumenting/exposition_formats).
 	contentType = "text/plain; version=0.0.4; charset=utf-8"
 
 	headerTimeout = 5 * time.Second
@@ -45,10 +45,10 @@ type Server struct {
 
 	sample  func() (*Sample, error)
 	log     *slog.Logger
-	process *prometheus.Registry // of this process: memory, CPU time, goroutines; and what the program has beside
+	process *prometheus.Registry // of this process: memory, CPU time, goroutines; and the program's own metrics beside the node's
 	turns   chan struct{}        // each scrape holds one
 	size    atomic.Int64         // of the last answer
-	// patience is how long a scrape waits for its turn, and then may take to be read.
+	// patience bounds a scrape's wait for its turn, and then the time to read it.
 	patience time.Duration
 
 	listening atomic.Bool
@@ -59,9 +59,9 @@ type Server struct {
 // Collector is a metric that a program has beside the node's.
 type Collector = prometheus.Collector
 
-// NewServer is a server that does not listen yet. sample is called for each scrape; it may be called
-// more than once at the same time. beside are metrics that the program has and the node does not know; two of one name
-// are a fault of the program.
+// NewServer is a server that does not listen yet. sample is called for each scrape; it may be called more than once at
+// the same time. beside are the program's own metrics, which the node does not know; two of one name are a fault of
+// the program.
 func NewServer(sample func() (*Sample, error), log *slog.Logger, beside ...Collector) *Server {
 	process := prometheus.NewRegistry()
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -99,7 +99,7 @@ func (s *Server) Prepare(ctx context.Context, at netip.AddrPort) (*Change, error
 	return c, nil
 }
 
-// listenError says what to do about an address that cannot be opened.
+// listenError adds the remedy to an error about an address that cannot be opened.
 func listenError(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
@@ -144,7 +144,7 @@ func (c *Change) Commit() {
 	}()
 }
 
-// Drop closes what Prepare has opened.
+// Drop closes the address that Prepare has opened.
 func (c *Change) Drop() {
 	if c.listener != nil {
 		_ = c.listener.Close() // no scrape has been answered
@@ -152,7 +152,7 @@ func (c *Change) Drop() {
 	}
 }
 
-// Listening is whether there is an address to scrape. It may be called at any time.
+// Listening reports whether there is an address to scrape. It may be called at any time.
 func (s *Server) Listening() bool { return s.listening.Load() }
 
 // Close ends the answers, also those under way.

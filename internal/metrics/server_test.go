@@ -44,7 +44,7 @@ func move(t *testing.T, s *Server, to netip.AddrPort) {
 
 var client = http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// ask sends a request, and is the status and the answer.
+// ask sends a request, and returns the status and the answer.
 func ask(t *testing.T, method string, at netip.AddrPort, path string) (int, http.Header, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, "http://"+at.String()+path, nil)
@@ -81,7 +81,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestSampleFails: what cannot be read is an answer that says so.
+// TestSampleFails: if the sample cannot be read, the answer says so.
 func TestSampleFails(t *testing.T) {
 	s := listening(t, func() (*Sample, error) { return nil, errors.New("the map is on fire") })
 	if status, _, text := ask(t, http.MethodGet, s.at, "/metrics"); status != http.StatusServiceUnavailable || !strings.Contains(text, "on fire") {
@@ -89,7 +89,7 @@ func TestSampleFails(t *testing.T) {
 	}
 }
 
-// TestMove: another address is opened before the one before is left, and one that cannot be opened changes
+// TestMove: a new address is opened before the old one is closed, and one that cannot be opened changes
 // nothing.
 func TestMove(t *testing.T) {
 	s := listening(t, func() (*Sample, error) { return example(), nil })

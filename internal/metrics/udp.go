@@ -1,6 +1,6 @@
 package metrics
 
-// udpFamilies are there while the UDP path runs.
+// udpFamilies are present while the UDP path runs.
 var udpFamilies = []Family{
 	{"shunt_udp_lease_held", Gauge, []string{"lease"}, "1 if a program has the lease, else 0: the kernel's socket gets the datagrams, or they are dropped (on_no_socket).",
 		leases(func(e *exposition, labels string, l *Lease) { e.whole(labels, flag(l.Held)) })},
@@ -61,7 +61,7 @@ var udpFamilies = []Family{
 		queues(func(q *LeaseQueue) uint64 { return q.Free })},
 }
 
-// leases writes something of each lease.
+// leases writes a metric of each lease.
 func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition, *Sample) {
 	return func(e *exposition, s *Sample) {
 		for i := range s.Leases {
@@ -70,7 +70,7 @@ func leases(write func(e *exposition, labels string, l *Lease)) func(*exposition
 	}
 }
 
-// claims writes a number of each lease whose programs report.
+// claims writes a metric of each lease whose programs report.
 func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		if l.Claims != nil {
@@ -79,7 +79,7 @@ func claims(number func(c *LeaseClaims) uint64) func(*exposition, *Sample) {
 	})
 }
 
-// byQueue writes something of each queue that a lease has had.
+// byQueue writes a metric of each queue that a lease has had.
 func byQueue(write func(e *exposition, of string, c *QueueCounts)) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		for i := range l.Counts {
@@ -88,7 +88,7 @@ func byQueue(write func(e *exposition, of string, c *QueueCounts)) func(*exposit
 	})
 }
 
-// queues writes a number of each queue of the leases that are held.
+// queues writes a metric of each queue of the leases that are held.
 func queues(number func(q *LeaseQueue) uint64) func(*exposition, *Sample) {
 	return leases(func(e *exposition, of string, l *Lease) {
 		for i := range l.Queues {

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Frames is how many frames an interface has missed for as long as it exists. An error says why
-// that cannot be known; a driver that does not count them has 0.
+// Frames is the number of frames that an interface has missed since it exists. An error is the
+// reason why that cannot be known; a driver that does not count them has 0.
 func Frames(iface string) (uint64, error) {
 	link, err := netlink.LinkByName(iface)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 // TestFramesNotTaken has a veth refuse a number of frames because of its MTU: the kernel counts them
-// where it counts the frames that find no room in the ring, and so many as are sent, which a full ring
-// would leave to chance.
+// where it counts the frames that find no room in the ring, and exactly as many as are sent, which a
+// full ring would leave to chance.
 func TestFramesNotTaken(t *testing.T) {
 	const few, many = 3, 40
 	for _, test := range []struct {
@@ -41,7 +41,7 @@ func TestFramesNotTaken(t *testing.T) {
 	}
 }
 
-// TestOtherKinds: what is no veth says itself what it has missed.
+// TestOtherKinds: a device that is no veth counts its missed frames itself.
 func TestOtherKinds(t *testing.T) {
 	n := nstest.New(t)
 	if err := n.Net.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "lan"}}); err != nil {
@@ -59,7 +59,7 @@ func TestNoSuchInterface(t *testing.T) {
 	}
 }
 
-// count asks what is tested.
+// count calls Frames in the namespace.
 func count(t *testing.T, n *nstest.Namespace) (frames uint64) {
 	t.Helper()
 	n.Do(t, func() {
@@ -85,7 +85,7 @@ func send(t *testing.T, n *nstest.Namespace, iface string, frames, size int) {
 		}
 		defer unix.Close(fd)
 		for range frames {
-			// A frame that is dropped may be said to be.
+			// Sendto may report a dropped frame.
 			if err := unix.Sendto(fd, frame, 0, to); err != nil && err != unix.ENOBUFS {
 				t.Errorf("send: %v", err)
 				return

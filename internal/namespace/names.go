@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names is where iproute2 looks for namespaces that have a name (ip-netns(8)).
+// Names is the folder in which iproute2 looks for namespaces that have a name (ip-netns(8)).
 const Names = "/run/netns"
 
 // PrepareNames makes the folder of names ready for one more, as `ip netns add` does: a mount of its
-// own that other mount namespaces share. Without it, the first `ip netns add` since the machine
-// was started would put its mount on top of namespaces that are bound there already, and nobody
-// could take those away.
+// own that other mount namespaces share. Without it, the first `ip netns add` since the machine was
+// started would put its mount on top of namespaces that are bound there already, and nobody could
+// remove these.
 func PrepareNames() error {
 	if err := prepare(Names); err != nil {
 		return fmt.Errorf("prepare %s for the name of a network namespace: %w", Names, err)

@@ -23,7 +23,7 @@ func Keep(ns *netns.NsHandle) (netns.NsHandle, error) {
 	return netns.NsHandle(fd), nil
 }
 
-// Close closes what Keep has returned.
+// Close closes a handle that Keep has returned.
 func Close(ns netns.NsHandle) {
 	if ns.IsOpen() {
 		_ = ns.Close()
@@ -57,13 +57,13 @@ func Inside(ns netns.NsHandle, f func() error) error {
 	return <-done
 }
 
-// paths is where network namespaces can be seen: `ip netns` and Docker keep them as files, and
-// every process is in one.
+// paths are the places where network namespaces can be seen: `ip netns` and Docker keep them as
+// files, and every process is in one.
 var paths = []string{"/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"}
 
-// Find opens the first namespace that is has chosen, of all that can be seen from here. None: it
-// has chosen none, so the one that is looked for is gone, or held by a file that only its owner can
-// see.
+// Find opens the first namespace for which the function is returns true, of all that can be seen
+// from here. None: there is no such one, so the namespace is gone, or held by a file that only its
+// owner can see.
 func Find(is func(netns.NsHandle) bool) netns.NsHandle {
 	type inode struct{ device, number uint64 }
 	seen := map[inode]bool{}

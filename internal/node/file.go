@@ -20,7 +20,7 @@ func Format(products []Product) *config.Format {
 // Schema is the JSON Schema of such a file, for editors.
 func Schema(products []Product) []byte { return Format(products).Schema("shunt configuration") }
 
-// FaultsError says that the configuration file has faults. Its text is for a log; for a terminal,
+// FaultsError means that the configuration file has faults. Its text is for a log; for a terminal,
 // Faults are to be rendered.
 type FaultsError struct {
 	Path   string
@@ -32,7 +32,7 @@ func (e *FaultsError) Error() string {
 	return fmt.Sprintf("the configuration was refused, and nothing was changed; `shunt check --config %s` says the same", e.Path)
 }
 
-// CheckHost adds the faults that only this machine knows of to a file's faults.
+// CheckHost adds the faults that only this machine can find to a file's faults.
 func CheckHost(products []Product, c *config.Contents, how HostCheck) {
 	checkSettings(c, how)
 	for _, p := range products {

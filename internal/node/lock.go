@@ -14,11 +14,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// RunDirectory is where shunt keeps files until the machine's next start.
+// RunDirectory is the folder of files that shunt keeps until the machine's next start.
 const RunDirectory = "/run/shunt"
 
-// StateDirectory returns the folder that the service manager names (systemd.exec(5), StateDirectory=), or else
-// a folder that survives a reboot.
+// StateDirectory returns the folder that the service manager names (systemd.exec(5), StateDirectory=), or otherwise a
+// folder that survives a reboot.
 func StateDirectory() string {
 	folder, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":")
 	return cmp.Or(folder, "/var/lib/shunt")
@@ -40,7 +40,7 @@ func Holder(instance string) int {
 	return pid
 }
 
-// RunsError says that a daemon runs the instance.
+// RunsError means that a daemon runs the instance.
 type RunsError struct {
 	Instance string
 	Process  string // its number

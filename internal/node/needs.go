@@ -101,7 +101,7 @@ func NeedValues(needs []Need, setting string) (values []string) {
 	return slices.Compact(values)
 }
 
-// WriteDropIn writes the part of a systemd unit that permits these needs. Of the settings that a need can name, the
+// WriteDropIn writes the part of a systemd unit that permits these needs. In each setting that a need can name, the
 // unit then permits nothing else. A comment gives the reason for each need.
 func WriteDropIn(w io.Writer, needs []Need) error {
 	var b strings.Builder

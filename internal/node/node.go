@@ -29,7 +29,7 @@ import (
 
 // Options are set by the command line.
 type Options struct {
-	// Products are all products. A file that names none stands for the first one.
+	// Products are all products. A file that names none configures the first one.
 	Products   []Product
 	ConfigPath string
 	Instance   string
@@ -94,7 +94,7 @@ type node struct {
 	settings atomic.Pointer[settings.Settings] // the settings in force
 }
 
-// Run is the node. When ctx ends it acts as opts.OnExit says and returns. An error before a product has been
+// Run runs the node until ctx ends, and then acts as opts.OnExit says. An error before a product has been
 // opened leaves a predecessor's objects unchanged.
 func Run(ctx context.Context, opts Options) error {
 	unlock, err := Lock(opts.Instance)
@@ -184,8 +184,7 @@ func (n *node) start(ctx context.Context, own settings.Settings, named map[strin
 	return nil
 }
 
-// beside runs something until ctx ends, and meanwhile does the periodic work. It waits for everything that it
-// began.
+// beside runs do until ctx ends, and meanwhile does the periodic work. It waits for everything that it began.
 func (n *node) beside(ctx context.Context, do func(context.Context)) {
 	var beside sync.WaitGroup
 	defer beside.Wait()
@@ -207,7 +206,7 @@ func newConditions(log *slog.Logger, events *control.Events) *condition.Set {
 	return &condition.Set{OnChange: func(c condition.Change) {
 		events.Publish(eventOf(c))
 		if c.Joined {
-			return // it holds; the line with all of them has said so
+			return // it holds; the line about all of them has reported it
 		}
 		if c.Cleared {
 			log.Info("condition ended", "condition", c.Condition.Code, "subject", c.Condition.Subject)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestLogOfVeryMany: a switch that fails is a line each for the first ten, and then few more; and
-// nothing is said to have ended that has not.
+// no line reports the end of a condition that has not ended.
 func TestLogOfVeryMany(t *testing.T) {
 	var lines bytes.Buffer
 	conditions := newConditions(slog.New(slog.NewTextHandler(&lines, nil)), &control.Events{})

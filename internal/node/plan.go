@@ -23,7 +23,7 @@ func (n *node) Plan(ctx context.Context) (*shuntv1.ReloadResponse, error) {
 	return result, nil
 }
 
-// plan writes the possible changes to result. The error says why a reload would be refused.
+// plan writes the possible changes to result. The error is the reason why a reload would be refused.
 func (n *node) plan(ctx context.Context, result *shuntv1.ReloadResponse) error {
 	contents, err := n.readFile()
 	if err != nil {

@@ -77,7 +77,7 @@ type Instance interface {
 	// is changed.
 	Refuses(settings any) error
 	// Apply puts settings into force. After an error the earlier settings are in force, or the new ones in
-	// part, and then the product tries again by itself; the error says which.
+	// part, and then the product tries again by itself; the error tells which.
 	Apply(ctx context.Context, settings any) (Difference, error)
 	// Status adds the product's information to s, whose Daemon is set. It may be called at any time.
 	Status(ctx context.Context, s *shuntv1.GetStatusResponse) error

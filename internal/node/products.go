@@ -40,7 +40,7 @@ func newProducts(all []Product, host *Host, alive *liveness) *products {
 	return p
 }
 
-// get returns the instance, or nil. It is for the one caller that opens and closes.
+// get returns the instance, or nil. Only the caller that opens and closes may use it.
 func (s *slot) get() Instance {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -130,7 +130,7 @@ func (p *products) try(ctx context.Context, s *slot, settings any) error {
 	return err
 }
 
-// tell keeps the condition of a product. It is for the one caller that opens and closes.
+// tell keeps the condition of a product. Only the caller that opens and closes may use it.
 func (p *products) tell(s *slot) {
 	if s.failed == nil {
 		p.host.Conditions.Clear(condition.ProductFailed, s.Name)
@@ -225,7 +225,7 @@ func (p *products) close(keep bool) error {
 	return errors.Join(errs...)
 }
 
-// drain makes the products take nothing new. await returns when none of them has anything in use that would
+// drain makes the products accept nothing new. await returns when none of them has anything in use that would
 // break, or when ctx ends.
 func (p *products) drain() (await func(ctx context.Context)) {
 	var draining []Drainer

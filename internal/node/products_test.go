@@ -30,8 +30,8 @@ type tinyEntry struct {
 	Speed       config.Number `json:"speed,omitempty" doc:"How fast." min:"1" max:"9" default:"5" example:"3"`
 }
 
-// tiny is a product that writes down what becomes of it. A speed of 7 cannot be opened, one of 8 cannot
-// be changed to, and one of 9 fails half-way.
+// tiny is a product that writes down its own life. A speed of 7 cannot be opened, one of 8 cannot be changed to, and
+// one of 9 fails half-way.
 type tiny struct {
 	name string
 	mu   sync.Mutex
@@ -183,7 +183,7 @@ func (b *bed) run() {
 	}
 }
 
-// end stops the node, and returns what it ended with.
+// end stops the node, and returns its error.
 func (b *bed) end() error {
 	b.stop()
 	err := <-b.ended
@@ -200,7 +200,7 @@ func (b *bed) status() *shuntv1.GetStatusResponse {
 	return s
 }
 
-// reload applies a file, and returns what the node says of that.
+// reload applies a file, and returns the node's answer.
 func (b *bed) reload(text string) *shuntv1.ReloadResponse {
 	b.Helper()
 	b.write(text)
@@ -234,8 +234,8 @@ func (b *bed) requireSaid(want ...string) {
 	}
 }
 
-// TestProductsComeAndGo: a file with one product's section alone starts, and each reload opens, changes
-// and closes what it names.
+// TestProductsComeAndGo: a file with one product's section alone starts, and each reload opens, changes and closes
+// products as the file says.
 func TestProductsComeAndGo(t *testing.T) {
 	b := newBed(t, "two: {speed: 3}\n")
 	b.run()
@@ -416,7 +416,7 @@ func TestStartSweeps(t *testing.T) {
 	}
 }
 
-// TestWaysToEnd: products close in the opposite order, and are told what is to go on.
+// TestWaysToEnd: products close in the opposite order, and are told whether their work goes on.
 func TestWaysToEnd(t *testing.T) {
 	for way, want := range map[OnExit][]string{
 		ExitDetach: {"one closes, keep false", "two closes, keep false"},
@@ -453,7 +453,8 @@ func TestWaysToEnd(t *testing.T) {
 	b.requireSaid("one is removed from "+b.options.Instance, "two is removed from "+b.options.Instance)
 }
 
-// TestUnnamedProducts: what an earlier node has left of a product that the file does not name goes before any product opens.
+// TestUnnamedProducts: the remains of an earlier node for a product that the file does not name go before any product
+// opens.
 func TestUnnamedProducts(t *testing.T) {
 	of := &tiny{name: "one"}
 	one, two, three := of.product(), (&tiny{name: "two"}).product(), (&tiny{name: "three"}).product()
@@ -473,7 +474,7 @@ func TestUnnamedProducts(t *testing.T) {
 	}
 }
 
-// TestSettingsAreLetGo: of a product that is open, what the file said is not kept.
+// TestSettingsAreLetGo: the settings of the file are not kept once a product is open.
 func TestSettingsAreLetGo(t *testing.T) {
 	type large [1 << 20]byte
 	one := (&tiny{name: "one"}).product()
@@ -499,7 +500,7 @@ func TestSettingsAreLetGo(t *testing.T) {
 	}
 }
 
-// TestPartsOfAProduct: a part of a product that goes, or that could not be opened, has to make progress no more.
+// TestPartsOfAProduct: a part of a product that goes, or that could not be opened, need not make progress any more.
 func TestPartsOfAProduct(t *testing.T) {
 	of := &tiny{name: "one"}
 	one := of.product()
@@ -510,7 +511,7 @@ func TestPartsOfAProduct(t *testing.T) {
 		beat("wheel")
 		return open(ctx, host, settings)
 	}
-	alive := &liveness{limit: -1} // whatever part there is has been silent for too long
+	alive := &liveness{limit: -1} // every part that exists has been silent for too long
 	p := newProducts([]Product{one}, &Host{Conditions: &condition.Set{}, Log: slog.New(slog.DiscardHandler)}, alive)
 	for _, step := range []struct {
 		name string

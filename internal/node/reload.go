@@ -110,8 +110,8 @@ func (n *node) readFile() (*config.Contents, error) {
 	return contents, nil
 }
 
-// changesTo returns the changes of settings that a file without faults makes. The error says why they cannot be
-// made now.
+// changesTo returns the changes of settings that a file without faults makes. The error is the reason why they
+// cannot be made now.
 func (n *node) changesTo(own settings.Settings, named map[string]any) ([]value.SettingDifference, error) {
 	changes := value.DifferentSettings(n.settings.Load().List(), own.List())
 	if err := needsRestart(changes); err != nil {

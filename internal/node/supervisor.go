@@ -73,8 +73,8 @@ func (s *supervisor) live() {
 	}
 }
 
-// liveness knows which parts of the daemon, besides the main loop, make progress. A product has a life while it
-// is open.
+// liveness knows whether the parts of the daemon, besides the main loop, make progress. A product has a life
+// while it is open.
 type liveness struct {
 	limit time.Duration // the time for which a part may be silent
 	mu    sync.Mutex

@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// devices opens what has features in an interface's way. unreachable is an *Unreachable, or nil: the
-// first of the devices that cannot be opened.
+// devices opens the devices with features in an interface's way. unreachable is an *Unreachable, or
+// nil: the first of the devices that cannot be opened.
 func (p Purpose) devices(iface string) (all []*device, unreachable, err error) {
 	link, err := netlink.LinkByName(iface)
 	if err != nil {
@@ -36,8 +36,9 @@ func (p Purpose) devices(iface string) (all []*device, unreachable, err error) {
 	return all, unreachable, nil
 }
 
-// below lists a device and what its frames come in by: a VLAN's parent, the members of a bond or a
-// team, and what is below those. unreachable is that a parent is in another network namespace.
+// below lists a device and the devices by which its frames come in: a VLAN's parent, the members of
+// a bond or a team, and the devices below those. unreachable: a parent is in another network
+// namespace.
 func (p Purpose) below(link netlink.Link) (all []netlink.Link, unreachable, err error) {
 	all = []netlink.Link{link}
 	for i := 0; i < len(all); i++ {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// above makes a device above another one, and skips the test where the kernel has no such devices.
+// above makes a device above another one, and skips the test where the kernel lacks the kind.
 func above(t *testing.T, n *nstest.Namespace, link netlink.Link, below string) {
 	t.Helper()
 	_, isBond := link.(*netlink.Bond)
@@ -52,7 +52,7 @@ func TestWhatFramesComeInBy(t *testing.T) {
 		name  string
 		stack []netlink.Link
 		p     Purpose
-		want  string // in what is said
+		want  string // in the message
 	}{
 		{"a VLAN in a VLAN", []netlink.Link{vlan("lan.7", 7), vlan("lan.7.8", 8)}, Merging, "lan: rx-gro"},
 		{"a bond", []netlink.Link{netlink.NewLinkBond(attrs)}, Merging, "lan: rx-gro"},

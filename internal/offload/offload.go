@@ -1,4 +1,4 @@
-// Package offload switches off what keeps a program from seeing packets as they were on the wire.
+// Package offload switches off features that keep a program from seeing packets as they were on the wire.
 //
 // Merging is for generic mode: receive aggregation on the interface (GRO, LRO), and segmentation
 // offload at the other end of a veth, which sends packets of up to 64 KB as they are. Tags is for a
@@ -6,10 +6,11 @@
 //
 //	sender's end of a veth ──(TSO, GSO, USO; tags)──► device ──(GRO, LRO; tags)──► XDP
 //
-// The device is the interface itself, and what its frames come in by: a VLAN's parent, a bond's members.
+// The device is the interface itself, and the devices by which its frames come in: a VLAN's parent, a bond's
+// members.
 //
-// Invariant: what is switched off was written down first, by the caller's store, so that it
-// can be switched on again by a later process too.
+// Invariant: features are written down by the caller's store before they are switched off, so that a later
+// process, too, can switch them on again.
 //
 // It uses the ethtool ioctl and rtnetlink (CAP_NET_ADMIN), and enters the network namespace
 // of a veth's other end (CAP_SYS_ADMIN). It works in the calling thread's namespace.
@@ -26,20 +27,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Purpose is why features are switched off, and which. Their names are the kernel's
-// (netdev_features_strings in net/ethtool/common.c).
+// Purpose is a reason to switch features off, and their names: the kernel's (netdev_features_strings in
+// net/ethtool/common.c).
 type Purpose struct {
 	receiving []string // on the interface
 	sending   []string // at the other end of a veth
 	what      string   // they do, on the interface
 	whatPeer  string   // at the other end
-	instead   string   // what to do where a feature is fixed
+	instead   string   // the remedy where a feature is fixed
 	command   string   // ethtool's arguments
 	there     string   // the same, for the other end
 }
 
 var (
-	// Merging is of packets, before generic XDP sees them or by the other end of a veth.
+	// Merging combines packets, before generic XDP sees them or by the other end of a veth.
 	Merging = Purpose{
 		receiving: []string{"rx-gro", "rx-lro", "rx-gro-hw", "rx-gro-list", "rx-udp-gro-forwarding"},
 		sending: []string{
@@ -51,7 +52,7 @@ var (
 		command: "gro off lro off rx-gro-hw off rx-gro-list off rx-udp-gro-forwarding off",
 		there:   "tso off gso off tx-udp-segmentation off tx-gso-list off",
 	}
-	// Tags are those of VLANs, which XDP does not see where they are beside the frame.
+	// Tags are VLAN tags, which XDP does not see where they are beside the frame.
 	Tags = Purpose{
 		receiving: []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"},
 		sending:   []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"},
@@ -70,10 +71,10 @@ type State struct {
 
 // Change lists the features that were switched off on one device.
 type Change struct {
-	// Interface is the one shunt is attached to.
+	// Interface is the interface to which shunt is attached.
 	Interface string `json:"interface"`
-	// Device is the device by which its frames come in, if that is another one; Index is that one's, or else the
-	// interface's own.
+	// Device is the device by which its frames come in, if that is another one; Index is that device's, or
+	// otherwise the interface's own.
 	Device string `json:"device,omitempty"`
 	Index  int    `json:"index"`
 	// PeerIndex, if not 0, says that the device changed is the other end of that veth,
@@ -89,7 +90,7 @@ func (c Change) same(o Change) bool {
 
 func (c Change) device() string { return cmp.Or(c.Device, c.Interface) }
 
-// isOf is whether the features are for a purpose; all are for one.
+// isOf reports whether the features are for a purpose; all are for one.
 func (c Change) isOf(p Purpose) bool {
 	return slices.ContainsFunc(c.Features, func(f string) bool { return slices.Contains(p.receiving, f) || slices.Contains(p.sending, f) })
 }
@@ -103,7 +104,7 @@ func (c Change) String() string {
 	return device + ": " + strings.Join(c.Features, ", ")
 }
 
-// Of is the part of the state that is about one interface, in words, for a message.
+// Of is the part of the state that is about one interface, as text for a message.
 func (s State) Of(iface string, p Purpose) []string {
 	var list []string
 	for _, c := range s.Changes {
@@ -114,9 +115,10 @@ func (s State) Of(iface string, p Purpose) []string {
 	return list
 }
 
-// Disable switches off what is in an interface's way, on it, on what its frames come in by, and at the
-// other ends of veths. What it is about to change is added to before, what an earlier process stored, and
-// given to store; if that fails nothing is changed. It returns the state as stored. Doing it again changes
+// Disable switches off the features in an interface's way, on it, on the devices by which its frames come in,
+// and at the other ends of veths. It adds its changes to before, the state that an earlier process stored, and
+// gives the result to store before it makes them; if store fails nothing is changed. It returns the state as
+// stored. Doing it again changes nothing.
 // nothing.
 //
 // An *Unreachable error means that all was done but on devices in other network namespaces.
@@ -127,7 +129,7 @@ func (p Purpose) Disable(iface string, before State, store func(State) error) (S
 		return before, fmt.Errorf("%s: %w", doing, err)
 	}
 	defer closeAll(all)
-	// A device made anew under the same name has lost what was changed.
+	// A device made anew under the same name has lost the changes.
 	state := State{Changes: slices.DeleteFunc(slices.Clone(before.Changes), func(c Change) bool {
 		return c.Interface == iface && slices.ContainsFunc(all, func(d *device) bool { return d.own == c.device() && d.index != c.Index })
 	})}
@@ -185,13 +187,13 @@ func (s *State) add(c Change) {
 	s.Changes[i] = c
 }
 
-// Restore switches on again what was switched off for an interface and a purpose, and
-// returns what is left to do: the rest, and what failed. Devices that are gone need no restoring.
+// Restore switches the features on again that were switched off for an interface and a purpose, and returns the
+// state that is left: all other changes, and the failed ones. Devices that are gone need no restoring.
 func (s State) Restore(iface string, p Purpose) (State, error) {
 	return s.restore(func(c Change) bool { return c.Interface == iface && c.isOf(p) })
 }
 
-// RestoreAll is Restore for all that there is.
+// RestoreAll is Restore for all changes.
 func (s State) RestoreAll() (State, error) { return s.restore(func(Change) bool { return true }) }
 
 func (s State) restore(is func(Change) bool) (State, error) {
@@ -242,7 +244,7 @@ func (c Change) restore() error {
 	return d.change(c.Features, true)
 }
 
-// device is a network device in some namespace, and which of its features are in the way.
+// device is a network device in some namespace, with the features that are in the way.
 type device struct {
 	tool      *ethtool.Ethtool
 	name      string // in its own namespace
@@ -269,8 +271,8 @@ func (d *device) changed(iface string, features []string) Change {
 	return c
 }
 
-// switchedOn lists those features that are asked for. One that is on without having been
-// asked for cannot be switched off, which is an error.
+// switchedOn lists the features that are asked for and on. One that is on without having been asked for cannot
+// be switched off, which is an error.
 func (d *device) switchedOn(instead string) ([]string, error) {
 	states, err := d.tool.FeaturesWithState(d.name)
 	if err != nil {
@@ -278,7 +280,7 @@ func (d *device) switchedOn(instead string) ([]string, error) {
 	}
 	list := []string{}
 	for _, f := range d.features {
-		state, known := states[f] // kernels differ in what they know
+		state, known := states[f] // kernels differ in the features that they know
 		switch {
 		case !known || !state.Active && !state.Requested:
 		case !state.Available || !state.Requested:

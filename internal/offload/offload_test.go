@@ -45,8 +45,8 @@ func on(states map[string]ethtool.FeatureState, list []string) []string {
 
 func forget(State) error { return nil }
 
-// aggregating is a veth pair whose first end merges what it receives, but for one feature
-// that somebody has switched off, and whose second end merges what it sends, but for one.
+// aggregating is a veth pair whose first end merges packets that it receives, but for one feature
+// that somebody has switched off, and whose second end merges packets that it sends, but for one.
 func aggregating(t *testing.T, a *nstest.Namespace, b *nstest.Namespace) {
 	t.Helper()
 	nstest.Veth(t, a, "lan", b, "eth")
@@ -98,7 +98,7 @@ func TestSwitchesOffAndBackPrecisely(t *testing.T) {
 				t.Errorf("said %q", said)
 			}
 
-			// A successor finds everything off, and must not forget what was on.
+			// A successor finds everything off, and must not forget the features that were on.
 			var before, after State
 			if err := json.Unmarshal(stored, &before); err != nil {
 				t.Fatal(err)
@@ -148,7 +148,7 @@ func TestOtherEndOutOfReach(t *testing.T) {
 	if diff := cmp.Diff(before, features(t, b, "eth", nil)); diff != "" {
 		t.Errorf("the other end changed:\n%s", diff)
 	}
-	// The command does what is missing.
+	// The command does the missing steps.
 	if _, err := exec.LookPath("ethtool"); err != nil {
 		return
 	}

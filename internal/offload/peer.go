@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unreachable says that a device has the features on, for all that is known here, and lies where it
-// cannot be changed from here: the other end of a veth, or a VLAN's parent.
+// Unreachable is the error for a device that probably has the features on and cannot be changed
+// from here: the other end of a veth, or a VLAN's parent.
 type Unreachable struct {
 	Where         string // it is, as seen from here: "at the other end of veth0"
 	Index         int    // of it, in its namespace
-	Err           error  // what stood in the way
+	Err           error  // the obstacle
 	what, command string // of the purpose
 }
 

@@ -45,8 +45,8 @@ func Build(p Packet) ([]byte, error) {
 	return append(b, rest...), nil
 }
 
-// BuildIP is Build without the Ethernet header and tags: what an ICMP error quotes and
-// what a tunnel carries.
+// BuildIP is Build without the Ethernet header and tags: the part that an ICMP error quotes and a
+// tunnel carries.
 func BuildIP(p Packet) ([]byte, error) {
 	p = p.normal()
 	if p.IPv4 == nil && p.IPv6 == nil {
@@ -221,7 +221,7 @@ func (p Packet) buildIPv6() ([]byte, error) {
 	return append(b, body...), nil
 }
 
-// chain writes the extension headers; last is the number of what follows them.
+// chain writes the extension headers; last is the number of the header behind them.
 func chain(extensions []Extension, last uint8) (first uint8, b []byte, err error) {
 	first = last
 	if len(extensions) > 0 {
@@ -260,8 +260,8 @@ func chain(extensions []Extension, last uint8) (first uint8, b []byte, err error
 	return first, b, nil
 }
 
-// isExtension tells the numbers of IANA's "IPv6 Extension Header Types" that have the
-// common next-header and length octets (ESP hides what follows it).
+// isExtension knows the numbers of IANA's "IPv6 Extension Header Types" that have the common
+// next-header and length octets (ESP hides the headers behind it).
 func isExtension(number uint8) bool {
 	switch number {
 	case ProtocolHopByHop, ProtocolRouting, ProtocolFragment, ProtocolAH, ProtocolDestinationOptions,
@@ -335,7 +335,7 @@ func (u UDP) build(payload []byte, source, destination netip.Addr) ([]byte, erro
 	return b, nil
 }
 
-// udpChecksums covers what the length field says, as receivers do, or everything where
+// udpChecksums covers as many bytes as the length field says, as receivers do, or everything where
 // the field cannot be true.
 func udpChecksums(b []byte, source, destination netip.Addr) (right, partial uint16) {
 	if length := int(binary.BigEndian.Uint16(b[4:])); length >= 8 && length < len(b) {
@@ -362,7 +362,7 @@ func (c ICMP) build(payload []byte) ([]byte, error) {
 	return b, nil
 }
 
-// isICMPError tells the types of RFC 792 that quote a packet.
+// isICMPError knows the types of RFC 792 that quote a packet.
 func isICMPError(kind uint8) bool {
 	return kind == 3 || kind == 4 || kind == 5 || kind == 11 || kind == 12
 }

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// ChecksumMode says how a checksum field relates to the right one.
+// ChecksumMode is the relation of a checksum field to the right value.
 type ChecksumMode uint8
 
 // The modes. They mean the same in Build (write this) and from Parse (this was there).
@@ -100,9 +100,8 @@ func fold(s uint64) uint16 {
 	return uint16(s)
 }
 
-// pseudo is the sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
-// The destination is the one in the IP header, also where a routing header names
-// another final one.
+// pseudo is the sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1). The
+// destination is the IP header's, even if a routing header names another final one.
 func pseudo(source, destination netip.Addr, protocol uint8, length int) uint64 {
 	s := sum(source.AsSlice(), 0)
 	s = sum(destination.AsSlice(), s)

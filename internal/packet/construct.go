@@ -54,9 +54,8 @@ func NewEcho[A Host](source, destination A, id, sequence uint16, edits ...Edit) 
 	return p.With(edits...)
 }
 
-// NewError is the ICMP or ICMPv6 error that from sends to the source of about, quoting
-// as much of it as a router does: 548 bytes (RFC 1812 section 4.3.2.3), and what fits the
-// least IPv6 MTU of 1280 (RFC 4443 section 2.4).
+// NewError is the ICMP or ICMPv6 error that from sends to the source of about, quoting as much of it as a router does:
+// 548 bytes (RFC 1812 section 4.3.2.3), and as many as fit into the least IPv6 MTU of 1280 (RFC 4443 section 2.4).
 func NewError[A Host](from A, kind, code uint8, rest uint32, about Packet, edits ...Edit) Packet {
 	to := about.Source()
 	p := between(host(from), to)
@@ -68,7 +67,7 @@ func NewError[A Host](from A, kind, code uint8, rest uint32, about Packet, edits
 	return p.With(edits...)
 }
 
-// NewARPRequest asks who has an address, from sender's MAC to everybody.
+// NewARPRequest asks for the owner of an address, from sender's MAC to everybody.
 func NewARPRequest[A Host](sender net.HardwareAddr, senderAddress, target A, edits ...Edit) Packet {
 	return Packet{
 		Ethernet: Ethernet{Source: sender, Destination: broadcast, Type: TypeARP},
@@ -181,8 +180,7 @@ func between(source, destination netip.Addr) Packet {
 	return p
 }
 
-// With is a deep copy of p with the edits applied, derived fields filled in: what Parse
-// returns for Build of it.
+// With is a deep copy of p with the edits applied, derived fields filled in, as Parse returns it for its bytes.
 func (p Packet) With(edits ...Edit) Packet {
 	p = p.copied()
 	for _, edit := range edits {
@@ -350,9 +348,8 @@ func Padding(kind uint8, units int) Extension {
 	return Extension{Type: kind, Body: body}
 }
 
-// Fragmented makes p the fragment at offset (bytes, a multiple of 8) of packet id: the IPv4
-// fields, or a fragment header as the last extension. At an offset other than 0, what
-// would be the transport header is payload.
+// Fragmented makes p the fragment at offset (bytes, a multiple of 8) of packet id: the IPv4 fields, or a fragment
+// header as the last extension. At an offset other than 0, the bytes of the transport header are payload.
 func Fragmented(id uint32, offset uint16, more bool) Edit {
 	return func(p *Packet) {
 		if offset != 0 {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Diff lists what differs, one field per line ("ip.ttl: want 63, got 64"), and is empty
-// when the two packets are the same on the wire.
+// Diff lists the differing fields, one per line ("ip.ttl: want 63, got 64"), and is empty when the
+// two packets are the same on the wire.
 func Diff(want, got Packet) string {
 	var out strings.Builder
 	w, g := want.normal().layers(), got.normal().layers()
@@ -22,8 +22,7 @@ func Diff(want, got Packet) string {
 	return out.String()
 }
 
-// DiffBytes is Diff for a frame as it was received; a frame that does not parse is a
-// difference too.
+// DiffBytes is Diff for a received frame; a frame that does not parse is a difference too.
 func DiffBytes(want Packet, got []byte) string {
 	p, err := Parse(got)
 	if err != nil {

@@ -3,16 +3,16 @@
 //
 //	bytes ──Parse──► Packet ──Build──► bytes        Build(Parse(b)) == b
 //	                   │
-//	                   ├─ Diff    what differs, field by field
+//	                   ├─ Diff    the differences, field by field
 //	                   └─ String  one line for a human
 //
-// A Packet says what is on the wire and nothing else: it holds no slices of the bytes
-// it was parsed from, and comparing two of them compares what a receiver would see.
-// Numbers are in host byte order, lengths and offsets in bytes.
+// A Packet has the contents of the wire and nothing else: it holds no slices of the bytes it was
+// parsed from, and two of them are equal if a receiver would see the same. Numbers are in host byte
+// order, lengths and offsets in bytes.
 //
-// The zero value of a length or of a checksum means "the right one", so that a test
-// writes only what it is about. Parse fills them in the same way: a right length is 0,
-// a right checksum is Correct, and anything else stands there by name.
+// The zero value of a length or of a checksum means "the right one", so that a test writes only the
+// fields that it is about. Parse fills them in the same way: a right length is 0, a right checksum
+// is Correct, and anything else stands there by name.
 package packet
 
 import (
@@ -58,15 +58,15 @@ type Packet struct {
 	UDP      *UDP
 	ICMP     *ICMP
 	ICMPv6   *ICMPv6
-	Payload  []byte // what follows the innermost header above
-	Trailer  []byte // what follows the end of the IP packet or ARP message: Ethernet padding
+	Payload  []byte // the bytes after the innermost header above
+	Trailer  []byte // the bytes after the end of the IP packet or ARP message: Ethernet padding
 }
 
 // Ethernet is the link header. Both addresses are 6 bytes.
 type Ethernet struct {
 	Source      net.HardwareAddr
 	Destination net.HardwareAddr
-	Type        uint16 // of what follows the tags; 0: that of the ARP, IPv4 or IPv6 set
+	Type        uint16 // of the header after the tags; 0: that of the ARP, IPv4 or IPv6 set
 }
 
 // VLAN is one 802.1Q tag.
@@ -111,7 +111,7 @@ type IPv6 struct {
 	TrafficClass uint8
 	FlowLabel    uint32 // 20 bits
 	Extensions   []Extension
-	NextHeader   uint8 // of what follows the extensions; 0: that of the TCP, UDP or ICMPv6 set
+	NextHeader   uint8 // of the header after the extensions; 0: that of the TCP, UDP or ICMPv6 set
 	Length       int   // payload length in bytes; 0: the right one; LengthZero: 0
 }
 
@@ -157,7 +157,7 @@ type ICMP struct {
 	Type     uint8
 	Code     uint8
 	Rest     uint32 // the second word: id and sequence of an echo, MTU, gateway, …
-	Quote    []byte // what an error quotes; otherwise the body is Packet.Payload
+	Quote    []byte // the packet that an error quotes; otherwise the body is Packet.Payload
 	Checksum Checksum
 }
 
@@ -166,7 +166,7 @@ type ICMPv6 struct {
 	Type      uint8
 	Code      uint8
 	Rest      uint32     // the second word; without the flags that Neighbour names
-	Quote     []byte     // what an error quotes; otherwise the body is Packet.Payload
+	Quote     []byte     // the packet that an error quotes; otherwise the body is Packet.Payload
 	Neighbour *Neighbour // of a solicitation (135) or advertisement (136)
 	Checksum  Checksum
 }
@@ -178,10 +178,10 @@ type Neighbour struct {
 	Solicited   bool
 	Override    bool
 	LinkAddress net.HardwareAddr // source (solicitation) or target (advertisement) option
-	Options     []byte           // those after it
+	Options     []byte           // the options after it
 }
 
-// normal fills in what follows from the rest: the zero types and protocols.
+// normal fills in the fields that follow from others: the zero types and protocols.
 func (p Packet) normal() Packet {
 	if len(p.VLANs) > 0 {
 		p.VLANs = append([]VLAN(nil), p.VLANs...)

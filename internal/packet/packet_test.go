@@ -72,7 +72,7 @@ func TestBuildThenParseGivesThePacketBack(t *testing.T) {
 	}
 }
 
-// A lie about the length of an IP packet is a fault that Parse names.
+// A wrong length of an IP packet is a fault that Parse names.
 func TestParseRefusesWhatLies(t *testing.T) {
 	tcp4, tcp6 := Must(TCP4("10.0.0.1:1", "10.0.0.2:2", "S")), Must(TCP6("[2001:db8::1]:1", "[2001:db8::2]:2", "S"))
 	edited := func(b []byte, at int, value byte) []byte {
@@ -131,8 +131,8 @@ func TestBuildRefusesNonsense(t *testing.T) {
 	}
 }
 
-// gopacket is the judge of what we serialize: it decodes our bytes, computes lengths and
-// checksums by its own code, and must arrive at the same bytes.
+// gopacket judges our serialization: it decodes our bytes, computes lengths and checksums by its
+// own code, and must arrive at the same bytes.
 func TestBuildAgreesWithGopacket(t *testing.T) {
 	for name, p := range samples() {
 		if strings.Contains(p.String(), "[") && p.IPv6 == nil || p.IPv6 != nil && strings.Contains(p.String(), "checksum") ||
@@ -205,7 +205,7 @@ func TestKnownBytes(t *testing.T) {
 func TestUDPChecksumThatComputesToZeroIsWrittenAsOnes(t *testing.T) {
 	p := UDP4("10.0.0.1:1000", "10.0.0.2:2000", Data([]byte{0, 0}))
 	right := uint16(Must(p)[40])<<8 | uint16(Must(p)[41])
-	p = p.With(Data([]byte{byte(right >> 8), byte(right)})) // adds what the sum lacks to all ones
+	p = p.With(Data([]byte{byte(right >> 8), byte(right)})) // adds the difference of the sum to all ones
 	b := Must(p)
 	if b[40] != 0xff || b[41] != 0xff {
 		t.Fatalf("checksum %x, want ffff", b[40:42])
@@ -396,7 +396,7 @@ func randomPacket(t *rapid.T) Packet {
 	return p.normal()
 }
 
-// FuzzParse: no input panics, and what parses builds back to the very same bytes.
+// FuzzParse: no input panics, and every frame that parses builds back to the very same bytes.
 func FuzzParse(f *testing.F) {
 	for _, p := range samples() {
 		f.Add(Must(p))

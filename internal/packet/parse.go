@@ -21,9 +21,9 @@ func Parse(b []byte) (Packet, error) {
 	return r.p, err
 }
 
-// ParseQuote reads the packet that an ICMP error quotes, of which the end may be missing:
-// lengths that point past it are kept as they are, a TCP header of which not all is there
-// is Cut, and checksums over missing bytes read as wrong.
+// ParseQuote reads the packet that an ICMP error quotes, whose end may be missing: lengths that
+// point past it stay unchanged, an incomplete TCP header is Cut, and checksums over missing bytes
+// read as wrong.
 func ParseQuote(b []byte) (Packet, error) {
 	r := reader{quoted: true}
 	err := r.ip(b)
@@ -42,13 +42,13 @@ type reader struct {
 // clone keeps p free of the caller's buffer, and empty slices nil.
 func clone(b []byte) []byte { return append([]byte(nil), b...) }
 
-// short records what could not be read and says why.
+// short keeps the unread bytes as the payload and returns the reason.
 func (r *reader) short(layer string, b []byte, need int) error {
 	r.p.Payload = clone(b)
 	return fmt.Errorf("%s: %d bytes are left, %d are needed", layer, len(b), need)
 }
 
-// refuse records what could not be read and says why.
+// refuse keeps the unread bytes as the payload and returns the reason.
 func (r *reader) refuse(b []byte, format string, args ...any) error {
 	r.p.Payload = clone(b)
 	return fmt.Errorf(format, args...)

@@ -59,7 +59,7 @@ func (a ARP) String() string {
 	return fmt.Sprintf("arp operation %d from %s to %s", a.Operation, a.SenderAddress, a.TargetAddress)
 }
 
-// flow is addresses, ports and what the transport header says.
+// flow is addresses, ports and the fields of the transport header.
 func (p Packet) flow() string {
 	var source, destination netip.Addr
 	number := uint8(0)

@@ -1,4 +1,4 @@
-// Package process reads what the kernel says of a process.
+// Package process reads the kernel's facts about a process.
 package process
 
 import (
@@ -50,7 +50,8 @@ func All() (pids []int, err error) {
 	return pids, nil
 }
 
-// ReadStat reads those of a process. The error is os.ErrNotExist if there is none, or ESRCH if it ends meanwhile.
+// ReadStat reads the fields of a process. The error is os.ErrNotExist if there is none, or ESRCH if it ends
+// meanwhile.
 func ReadStat(pid int) (Stat, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -64,7 +65,7 @@ func parseStat(text []byte) Stat {
 	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
-// State is a letter, such as R; Z and X have ended.
+// State is a letter, such as R; processes with Z and X have ended.
 func (s Stat) State() string {
 	if len(s) == 0 {
 		return ""
@@ -72,7 +73,7 @@ func (s Stat) State() string {
 	return s[0]
 }
 
-// Number is a field that is a number. The error says that there is no such field.
+// Number is a field that is a number. The error means that there is no such field.
 func (s Stat) Number(f Field) (uint64, error) {
 	at := int(f - state)
 	if at < 0 || at >= len(s) {

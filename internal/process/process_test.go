@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// This process is its parent's child, and runs. A process that there is not is said so.
+// This process is its parent's child, and runs. A process that does not exist is an error.
 func TestReadStat(t *testing.T) {
 	s, err := ReadStat(os.Getpid())
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pinned is, by CPU, how many threads of a process may run there and nowhere else (sched_setaffinity(2)). A thread that
-// ends meanwhile does not count. It needs no rights over the process.
+// Pinned is, by CPU, the number of threads of a process that may run there and nowhere else (sched_setaffinity(2)). A
+// thread that ends meanwhile does not count. It needs no rights over the process.
 func Pinned(pid int) (map[int]int, error) {
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

@@ -7,9 +7,10 @@ import (
 	"syscall"
 )
 
-// StartTied starts a command that the kernel kills when this process ends. The kernel kills it when the thread that
-// has started it ends (prctl(2), PR_SET_PDEATHSIG), and Go ends threads, such as those of goroutines that end while they are locked to
-// one. So commands are started by a thread that never ends. It has the process's namespaces, whatever those of the caller.
+// StartTied starts a command that the kernel kills when this process ends. The kernel kills it when the thread that has
+// started it ends (prctl(2), PR_SET_PDEATHSIG), and Go ends threads, such as those of goroutines that end while they
+// are locked to one. So commands are started by a thread that never ends. It has the process's namespaces, not those of
+// the caller.
 func StartTied(c *exec.Cmd) error {
 	if c.SysProcAttr == nil {
 		c.SysProcAttr = &syscall.SysProcAttr{}

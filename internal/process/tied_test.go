@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		if err := StartTied(c); err != nil {
 			panic(err)
 		}
-		os.Exit(0) // without a word to it
+		os.Exit(0) // without ending the child
 	}
 	os.Exit(m.Run())
 }

@@ -36,7 +36,7 @@ func TestProductsDoNotShare(t *testing.T) {
 	}
 }
 
-// A name that the balancer or the UDP path has is no pod's; a pattern is looked at on the machine.
+// An interface of the balancer or the UDP path is no pod's; a pattern is looked at on the machine.
 func TestPodsShareNoInterface(t *testing.T) {
 	const others = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]}]\n" +
 		"udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 53, allow: {user: root}}]\n"

@@ -24,9 +24,9 @@ import (
 const (
 	// runVariable makes this binary `shunt run` with the file at the path.
 	runVariable = "SHUNT_TEST_PRODUCTS_RUN"
-	// confineVariable leaves it what the file needs.
+	// confineVariable confines it to the needs of the file.
 	confineVariable = "SHUNT_TEST_PRODUCTS_CONFINE"
-	// withoutVariable takes from that what needs of this value are.
+	// withoutVariable removes from these the needs with this value.
 	withoutVariable = "SHUNT_TEST_PRODUCTS_WITHOUT"
 )
 
@@ -55,7 +55,7 @@ func confine(path string) error {
 
 const unitPath = "../../packaging/systemd/shunt.service"
 
-// The package's unit permits what the products need by default, and nothing else.
+// The package's unit permits the needs of the products by default, and nothing else.
 func TestUnitIsTheUnionOfNeeds(t *testing.T) {
 	text, err := os.ReadFile(unitPath)
 	if err != nil {
@@ -110,7 +110,8 @@ func needsOf(t *testing.T, text string) (values []string) {
 	return slices.Compact(values)
 }
 
-// A file needs what its products need, and more only where its settings ask for it.
+// A file needs the capabilities and sockets of its products, and more only where its settings ask for
+// it.
 func TestNeedsFollowTheFile(t *testing.T) {
 	const programs, netAdmin, raw, perfmon = "CAP_BPF", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_PERFMON"
 	loopback := []string{"-/proc/sys/net/ipv4/conf/lo", "-/proc/sys/net/ipv6/conf/lo"}
@@ -143,7 +144,7 @@ func TestNeedsFollowTheFile(t *testing.T) {
 	}
 }
 
-// systemd takes the unit with the drop-in of each file without a word.
+// systemd accepts the unit with the drop-in of each file without a warning.
 func TestDropInsAreUnits(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -202,7 +203,7 @@ func line(text []byte, with string) string {
 	return ""
 }
 
-// Each product works with what it says that it needs, and with no other capability or kind of socket.
+// Each product works with its declared needs, and with no other capability or kind of socket.
 func TestNeedsSuffice(t *testing.T) {
 	b, _ := bedtest.New(t, 2)
 	for product, keys := range map[string]string{

@@ -8,7 +8,7 @@ import (
 	udp "github.com/shunt-lb/shunt/internal/udp/daemon"
 )
 
-// All is every product. A file that names none is taken for one of the first.
+// All is every product. A file that names none configures the first.
 func All() []node.Product {
 	return []node.Product{daemon.Product(daemon.Options{}), udp.Product(), pod.Product()}
 }

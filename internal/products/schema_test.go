@@ -41,7 +41,7 @@ func TestGuide(t *testing.T) {
 	golden.Require(t, "../../docs/guide/configuration.md", string(Guide()))
 }
 
-// TestSchemaRefuses has one wrong thing each, with the place that the schema has to name.
+// TestSchemaRefuses has one fault in each file, with the place that the schema has to name.
 func TestSchemaRefuses(t *testing.T) {
 	const service = "interfaces: [{name: eth0}]\nservices: [{name: web, address: 192.0.2.10, port: 80, backends: [{address: 10.0.0.2}]%s}]\n%s"
 	const lent = "udp: [{name: feed, interface: eth1, address: 192.0.2.11, port: 5000, allow: {user: root}"
@@ -125,7 +125,7 @@ func decodeYAML(t *testing.T, text []byte) any {
 	return value
 }
 
-// check returns what the schema refuses about a value.
+// check returns the schema's faults of a value.
 func (v *validator) check(schema any, value any, at string) (faults []string) {
 	refuse := func(keyword string) { faults = append(faults, fmt.Sprintf("%s: %s", at, keyword)) }
 	if allowed, isBool := schema.(bool); isBool {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// endingMax is how long a process that is ending is waited for. To free the memory of 50,000
-	// backends took tens of milliseconds; a call in the kernel that waits for RCU takes longer.
+	// endingMax bounds the wait for a process that is ending. To free the memory of 50,000 backends
+	// took tens of milliseconds; a call in the kernel that waits for RCU takes longer.
 	endingMax = 10 * time.Second
 	// between two looks, of which there are at least so many: between the signal's being taken and
 	// the process's being marked as ending there is a moment in which nothing shows it, and a
@@ -26,10 +26,10 @@ const (
 	holderBytesMax = 32
 )
 
-// Hold takes hold of a file that is open for reading and writing, and writes this process's
-// number into it. While another process has it that is syscall.EWOULDBLOCK, and Holder says who.
-// The kernel lets go with the process, however that ends; but one that was killed ends only
-// when the kernel has taken it apart, so a process that is ending is waited for.
+// Hold takes hold of a file that is open for reading and writing, and writes this process's number
+// into it. While another process has it that is syscall.EWOULDBLOCK, and Holder returns that
+// process. The kernel releases the file with the process, however that ends; but a killed process
+// ends only when the kernel has taken it apart, so a process that is ending is waited for.
 func Hold(f *os.File) error {
 	deadline := time.Now().Add(endingMax)
 	for looks := 1; ; looks++ {

@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// heldVariable has the path of what the test's own child is to hold.
+// heldVariable has the path of the file that the test's own child has to hold.
 const heldVariable = "SHUNT_TEST_HELD"
 
-// TestHold: who is alive keeps others out; who was killed does not, though the kernel takes its
-// time to free what it had.
+// TestHold: a living process keeps others out; a killed one does not, though the kernel takes its
+// time to free its memory.
 func TestHold(t *testing.T) {
 	if path := os.Getenv(heldVariable); path != "" {
 		holdUntilKilled(t, path)

@@ -1,6 +1,6 @@
-// Package record keeps small files, each replaced as a whole: what shunt has changed on the
-// machine, so that another process can put it back, and what an operator has asked for. A reader
-// finds the content before or the one after, also where shunt was killed or the power went.
+// Package record keeps small files, each replaced as a whole: shunt's changes of the machine, so that another process
+// can undo them, and an operator's overrides. A reader finds the content before or the one after, also where shunt was
+// killed or the power went.
 package record
 
 import (
@@ -16,7 +16,7 @@ import (
 // freshSuffix ends the name of the file that is written before it replaces the record.
 const freshSuffix = ".new"
 
-// Read fills value with what was written last. Without a file it leaves value as it is.
+// Read fills value with the last written one. Without a file it leaves value as it is.
 func Read(path string, value any) error {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -28,7 +28,7 @@ func Read(path string, value any) error {
 	return json.Unmarshal(text, value)
 }
 
-// Write replaces the file by one that says value. One caller at a time.
+// Write replaces the file by one with value. One caller at a time.
 func Write(path string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -37,8 +37,8 @@ func Write(path string, value any) error {
 	return Replace(OS, path, text)
 }
 
-// Replace makes text what the file says. After an error the file says that or what it said
-// before. One caller at a time.
+// Replace replaces the file's contents by text. After an error the file has the new or the old contents. One caller at
+// a time.
 func Replace(disk Disk, path string, text []byte) (err error) {
 	fresh := path + freshSuffix
 	file, err := disk.Create(fresh)
@@ -52,7 +52,7 @@ func Replace(disk Disk, path string, text []byte) (err error) {
 	}()
 	_, err = file.Write(text)
 	if err == nil {
-		err = file.Sync() // else the rename may reach the disk before the text does
+		err = file.Sync() // otherwise the rename may reach the disk before the text does
 	}
 	if closed := file.Close(); err == nil {
 		err = closed
@@ -66,7 +66,7 @@ func Replace(disk Disk, path string, text []byte) (err error) {
 	return disk.SyncDir(filepath.Dir(path))
 }
 
-// Remove takes the file away. That there is none is success.
+// Remove removes the file. A missing file is success.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -39,7 +39,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestWriteThatFails leaves what was there.
+// TestWriteThatFails: the old contents stay.
 func TestWriteThatFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "default.things")
 	if err := Write(path, []string{"a"}); err != nil {

@@ -1,5 +1,5 @@
-// Package settings has the keys of the configuration file that belong to no product: the sockets of
-// the daemon, and where it answers Prometheus.
+// Package settings has the keys of the configuration file that belong to no product: the sockets of the daemon, and the
+// address of its metrics.
 package settings
 
 import (
@@ -35,7 +35,7 @@ type API struct {
 	ReadGroup string // may use the socket for reading; empty: nobody
 }
 
-// Metrics is where Prometheus is answered.
+// Metrics has the address at which Prometheus is answered.
 type Metrics struct {
 	Listen    netip.AddrPort // zero: nowhere
 	SeriesMax uint32         // of services and backends
@@ -71,8 +71,8 @@ type Host struct {
 	CanListen func(addr netip.Addr) error // why a socket cannot have an address; nil: it can
 }
 
-// CheckHost adds what a machine lacks to the faults of a configuration: groups, and the address for
-// metrics.
+// CheckHost adds to the faults of a configuration the groups that a machine lacks, and an address for metrics that it
+// cannot have.
 func CheckHost(c *config.Contents, severity config.Severity, host Host) {
 	p, ok := c.Settings[name].(parsed)
 	if !ok {
@@ -92,7 +92,7 @@ func CheckHost(c *config.Contents, severity config.Severity, host Host) {
 	}
 }
 
-// List is all settings with their values. What is not set has a value, too: what counts then.
+// List is all settings with their values. A key that is not set has the value that counts then.
 func (s Settings) List() []value.Setting {
 	const nobody = "root only"
 	listen := "nowhere"

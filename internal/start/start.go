@@ -1,5 +1,5 @@
-// Package start is how a command brings a node up: its flags, its log and its signals. It is for `shunt run`
-// and for programs that run a node with other products or sources.
+// Package start brings up a node for a command: its flags, its log and its signals. It is for `shunt run` and
+// for programs that run a node with other products or sources.
 package start
 
 import (
@@ -24,7 +24,8 @@ import (
 // DefaultConfig is the configuration that commands read unless told otherwise.
 const DefaultConfig = "/etc/shunt/shunt.yaml"
 
-// DefaultSocket is where commands ask the daemon unless told otherwise: the default of the file's api.socket.
+// DefaultSocket is the socket of the daemon for commands unless told otherwise: the default of the file's
+// api.socket.
 const DefaultSocket = "/run/shunt/shunt.sock"
 
 // TargetFlags has a command take the names of the daemon that it asks.
@@ -66,7 +67,7 @@ func (f *Flags) Check(c *cobra.Command, errOut io.Writer) error {
 	return err
 }
 
-// checkExit refuses ways to stop that there are not; given is whether --drain-timeout was.
+// checkExit refuses unknown ways to stop; given is whether --drain-timeout was.
 func (f *Flags) checkExit(given bool) error {
 	switch {
 	case !slices.Contains(node.OnExits, f.OnExit):
@@ -79,7 +80,7 @@ func (f *Flags) checkExit(given bool) error {
 	return nil
 }
 
-// Log is a log in one of the formats that there are.
+// Log is a log in one of the known formats.
 func Log(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{}
 	if verbose {
@@ -94,8 +95,8 @@ func Log(w io.Writer, format string, verbose bool) (*slog.Logger, error) {
 	return nil, fmt.Errorf("--log-format is text or json, not %q", format)
 }
 
-// Obey has signals do what a node promises of them. The context ends when the node is to stop; exit is for a
-// second Ctrl-C.
+// Obey connects signals with a node's promised reactions. The context ends when the node is to stop; exit is
+// for a second Ctrl-C.
 func (f *Flags) Obey(parent context.Context, exit func()) (stop context.Context) {
 	// Go's HTTP client writes its complaints about odd backends to the default log.
 	slog.SetDefault(f.Log)
@@ -109,7 +110,7 @@ func (f *Flags) Obey(parent context.Context, exit func()) (stop context.Context)
 	return stop
 }
 
-// Run is the node, until ctx ends. It shows what is wrong with the file.
+// Run runs the node until ctx ends. It prints the faults of the file.
 func (f *Flags) Run(ctx context.Context, errOut io.Writer) error {
 	err := node.Run(ctx, f.Options)
 	var faults *node.FaultsError

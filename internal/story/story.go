@@ -1,4 +1,4 @@
-// Package story is how a demo speaks: step by step, with claims about shunt that are checked in the same
+// Package story tells a demo's story: step by step, with claims about shunt that are checked in the same
 // run. The claims are values too, for a demo's JSON.
 package story
 
@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// Claim is one thing a demo says about shunt, and whether it was so.
+// Claim is one statement of a demo about shunt, and whether it was true.
 type Claim struct {
 	Step string `json:"step"`
 	Text string `json:"text"`
 	True bool   `json:"true"`
 }
 
-// Claims are those of one run.
+// Claims are the claims of one run.
 type Claims []Claim
 
-// Untrue counts the claims that were not so.
+// Untrue counts the claims that were not true.
 func (c Claims) Untrue() (n int) {
 	for _, one := range c {
 		if !one.True {
@@ -29,8 +29,8 @@ func (c Claims) Untrue() (n int) {
 	return n
 }
 
-// Verdict is the story's end, for a run that took so long. It repeats the claims that were not so, which
-// a reader of a long story, or of its end alone, would have to look for.
+// Verdict is the story's end, for a run that took so long. It repeats the claims that were not true,
+// which a reader of a long story, or of its end alone, would have to look for.
 func (c Claims) Verdict(seconds float64) string {
 	n := c.Untrue()
 	if n == 0 {
@@ -68,10 +68,11 @@ type Part struct {
 	do    func(context.Context) error
 }
 
-// Step is a part that does so.
+// Step returns a part with a title.
 func Step(title string, do func(context.Context) error) Part { return Part{title, do} }
 
-// Tell tells parts in their order, until one fails or the context ends. The error says why it ended.
+// Tell tells parts in their order, until one fails or the context ends. The error is the reason of the
+// end.
 func (t *Teller) Tell(ctx context.Context, parts ...Part) error {
 	for _, part := range parts {
 		t.Begin(part.title)
@@ -85,10 +86,10 @@ func (t *Teller) Tell(ctx context.Context, parts ...Part) error {
 	return nil
 }
 
-// Say tells the reader. A reader who has gone away is noticed by the signal that brings.
+// Say tells the reader. A signal reveals a reader who has gone away.
 func (t *Teller) Say(format string, args ...any) { fmt.Fprintf(t.Out, format, args...) }
 
-// Claim says something, with what was found, and whether it is so.
+// Claim states a claim, with the finding, and whether it is true.
 func (t *Teller) Claim(ok bool, format string, args ...any) {
 	c := Claim{Step: t.step, Text: fmt.Sprintf(format, args...), True: ok}
 	t.Claims = append(t.Claims, c)

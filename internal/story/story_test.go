@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The end of a story repeats what was not so, and says nothing of what was.
+// The end of a story repeats the claims that were not true, and not the others.
 func TestVerdict(t *testing.T) {
 	teller := NewTeller(&strings.Builder{})
 	teller.Begin("A server dies")

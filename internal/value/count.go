@@ -13,7 +13,7 @@ func Counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Few is the first of several names, and how many others there are.
+// Few is the first of several names, and the number of others.
 func Few(names []string) string {
 	const shown = 3
 	if len(names) <= shown {

@@ -49,7 +49,7 @@ func DifferentSettings(before, after []Setting) (differences []SettingDifference
 }
 
 // Fixed refuses changes of settings that cannot change while they are in use: those whose keys begin with
-// under. why says what to do instead.
+// under. why has the remedy.
 func Fixed(changes []SettingDifference, under, why string) error {
 	var which []string
 	for _, c := range changes {

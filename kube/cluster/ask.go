@@ -97,8 +97,8 @@ func (c *Cluster) Hold(ctx context.Context, pod *corev1.Pod, address string) (ag
 	}, nil
 }
 
-// Served waits until only these servers answer at an address: each of many requests is answered by one
-// of them, and each of them answers at least once. It returns how often each has answered.
+// Served waits until only these servers answer at an address: each of many requests is answered by one of
+// them, and each of them answers at least once. It returns the number of answers of each.
 func (from Client) Served(ctx context.Context, network, address string, by ...string) (seen map[string]int, err error) {
 	const requests = 24 // one of three servers not among them: once in 6,000 times, and then it is asked again
 	err = Eventually(ctx, func() error {

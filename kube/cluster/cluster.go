@@ -336,7 +336,7 @@ func (c *Cluster) Draw() string {
 `, c.Plane.Addr4(), c.Outside.Addr4(), n[0].Addr4(), n[0].Pods4, n[1].Addr4(), n[1].Pods4, n[2].Addr4(), n[2].Pods4)
 }
 
-// fatal is an error that does not go away by itself.
+// fatal is an error that no retry can cure.
 type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }

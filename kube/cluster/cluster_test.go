@@ -63,8 +63,8 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// newTest brings a cluster up, with agents and servers. The agents are started before any pod is there. When the test has ended, nothing
-// is to be left.
+// newTest brings a cluster up, with agents and servers. The agents are started before any pod is there. At the end of
+// the test nothing may be left.
 func newTest(t *testing.T, o Options) *test {
 	t.Helper()
 	begin := time.Now()
@@ -136,8 +136,9 @@ func TestCluster(t *testing.T) {
 	t.Run("uninstall", s.uninstalls)
 }
 
-// TestPtp: pods with an interface each at the node, which shunt's file has a pattern for, because it cannot name them. Programs in pods
-// and on nodes are served as with a bridge, and so are clients outside, to pods of this node and of others, and pods that come later.
+// TestPtp: pods with an interface each at the node, for which shunt's file has a pattern, because it cannot name them.
+// Programs in pods and on nodes are served as with a bridge, and so are clients outside, to pods of this node and of
+// others, and pods that come later.
 func TestPtp(t *testing.T) {
 	o := options(t)
 	o.CNI = Ptp
@@ -165,8 +166,8 @@ func TestPtp(t *testing.T) {
 	t.Run("uninstall", s.uninstalls)
 }
 
-// sandboxed: the node's kernel does not see the sockets of a pod in gVisor, so the per-packet path serves what it asks. As a server it
-// is served as any other.
+// sandboxed: the node's kernel does not see the sockets of a pod in gVisor, so the per-packet path serves its
+// questions. As a server it is served as any other.
 func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	s = &test{Cluster: s.Cluster, T: t, pods: s.pods, hosts: s.hosts}
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
@@ -192,18 +193,18 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 		s.answers(to, "to a cluster IP "+ip, ip, 80, 53, Names(boxes))
 	}
 	s.answers(append(to, s.FromOutside()), "to a node port", s.Nodes[1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
-	// Of the Service that it is an endpoint of, the pod may get itself.
+	// For a Service of which it is an endpoint, the pod may get itself.
 	for _, ip := range box.Spec.ClusterIPs {
 		s.answers(from, "of its own cluster IP "+ip, ip, 80, 53, Names(boxes))
 	}
 }
 
-// attached: packets from other machines meet XDP in the driver, those of pods tc.
+// attached: packets from other machines meet XDP in the driver, packets of pods tc.
 func (s *test) attached(t *testing.T) {
 	s.attachedTo(t, "interface=eth0 mode=native", "interface=cni0 mode=tc")
 }
 
-// attachedTo: the log of each agent says these.
+// attachedTo: the log of each agent has these lines.
 func (s *test) attachedTo(t *testing.T, wants ...string) {
 	t.Helper()
 	for _, agent := range must(s.Cluster.pods(within(t), "kube-system", "shunt-kube"))(t) {
@@ -351,7 +352,7 @@ func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
 	ok(t, s.AwaitAgents(ctx))
 }
 
-// command runs shunt-kube on the first node, and returns what it printed and its exit code.
+// command runs shunt-kube on the first node, and returns its output and its exit code.
 func (s *test) command(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	command := s.Nodes[0].Command(within(t), filepath.Join(s.options.Programs, "shunt-kube"), append(args, "--kubeconfig", s.Kubeconfig(), "--node-name", "n1")...)
@@ -429,7 +430,7 @@ func (s *test) uninstalls(t *testing.T) {
 	}))
 }
 
-// lastWords follows the agents' logs, which go with their pods, and returns what they say from now on.
+// lastWords follows the agents' logs, which go with their pods, and returns their lines from now on.
 func (s *test) lastWords(ctx context.Context, t *testing.T) func() string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -478,8 +479,8 @@ func (s *test) replacesPods(t *testing.T, web *corev1.Service) {
 	}
 }
 
-// TestFailure has a part of the cluster fail, or the test be told to stop. The error says which, and
-// nothing is left.
+// TestFailure has a part of the cluster fail, or the test receive an interrupt. The error names it, and nothing is
+// left.
 func TestFailure(t *testing.T) {
 	o := options(t)
 	kube := o.Kube

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestImageNeedsStaticPrograms: anything else would be "no such file" in a pod.
+// TestImageNeedsStaticPrograms: other programs would fail with "no such file" in a pod.
 func TestImageNeedsStaticPrograms(t *testing.T) {
 	folder := t.TempDir()
 	text := filepath.Join(folder, "text")

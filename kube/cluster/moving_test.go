@@ -32,12 +32,12 @@ type way struct {
 	held []*held
 }
 
-// heldByWay is how many connections of a way are open throughout.
+// heldByWay is the number of connections of a way that are open throughout.
 const heldByWay = 12
 
-// TestMoving: a cluster with kube-proxy gets shunt-kube instead, in the steps of docs/guide/kubernetes.md, while connections
-// are open and new ones begin. On each way a new connection succeeds after each step, and no established one is lost. How many new
-// ones of a load fail is in the log.
+// TestMoving: a cluster with kube-proxy gets shunt-kube instead, in the steps of docs/guide/kubernetes.md, while
+// connections are open and new ones begin. On each way a new connection succeeds after each step, and no established
+// one is lost. The log has the number of new ones of a load that fail.
 func TestMoving(t *testing.T) {
 	c := must(Up(t.Context(), options(t)))(t)
 	defer func() { ok(t, c.Down()) }()

@@ -16,9 +16,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// The images that the pods of Kubernetes' own tests run, and a resolver. The first is built from the tests' sources, with this
-// machine's programs beside it. Names and versions are those of the tests (test/utils/image/manifest.go there); the file repositories
-// says where they look for them, so that no other place is asked.
+// The images that the pods of Kubernetes' own tests run, and a resolver. The first is built from the tests' sources,
+// with this machine's programs beside it. Names and versions are those of the tests (test/utils/image/manifest.go
+// there); the file repositories has the places where they look for images, so that no other place is asked.
 const (
 	testRegistry       = "shunt.test"
 	agnhostImage       = testRegistry + "/agnhost:2.56"
@@ -100,7 +100,7 @@ func (c *Cluster) CleanKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// CheckKubeProxy returns an error if a kube-proxy has ended by itself.
+// CheckKubeProxy returns an error if a kube-proxy has ended on its own.
 func (c *Cluster) CheckKubeProxy() error {
 	for _, proxy := range c.proxies {
 		select {
@@ -138,8 +138,8 @@ type Spec struct {
 	} `xml:"skipped"`
 }
 
-// Test runs those of Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all
-// tests of the program. Their order is always the same. A failed test is no error. Their output goes to a file.
+// Test runs Kubernetes' own tests whose names match focus and not skip, one after the other, and returns all tests of
+// the program. Their order is always the same. A failed test is no error. Their output goes to a file.
 func (c *Cluster) Test(ctx context.Context, focus, skip, log string) ([]Spec, error) {
 	file, err := os.Create(log)
 	if err != nil {

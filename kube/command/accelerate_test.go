@@ -32,7 +32,7 @@ import (
 // nodeVariable makes this binary an agent's node with the file at the path, in a cluster of one Service.
 const nodeVariable = "SHUNT_TEST_KUBE_NODE"
 
-// takenVariable has that node find as many source ports taken as it says.
+// takenVariable is the number of source ports that the node finds taken.
 const takenVariable = "SHUNT_TEST_KUBE_TAKEN"
 
 func TestMain(m *testing.M) {

@@ -235,6 +235,9 @@ func printServices(out io.Writer, services []model.Service, faults []translate.F
 		if len(backends) == 0 {
 			backends = []string{"none"}
 		}
+		if s.Policy.Tunnelled {
+			backends = nodesOf(s.Backends)
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, strings.Join(frontends, ", "), s.Forwarding, strings.Join(backends, ", "))
 	}
 	if err := w.Flush(); err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-// TestRunRefusesWhatMakesNoSense: flags are checked as those of `shunt run`, before anything is asked.
+// TestRunRefusesWhatMakesNoSense: flags are checked like the flags of `shunt run`, before any question to the
+// cluster.
 func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: without it nothing else is looked at")
@@ -35,7 +36,8 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-// TestRefusesAFileWithoutTheBalancer: what else the agent can do needs no cluster, and without the balancer it would serve no Service.
+// TestRefusesAFileWithoutTheBalancer: the agent's other products need no cluster, and without the balancer it would
+// serve no Service.
 func TestRefusesAFileWithoutTheBalancer(t *testing.T) {
 	all := products(daemon.Options{Sources: []daemon.Source{{Name: source.Name}}})
 	path := filepath.Join(t.TempDir(), "shunt.yaml")

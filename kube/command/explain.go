@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/start"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
@@ -88,6 +90,9 @@ func printExplanation(out io.Writer, key, wanted string, e translate.Explanation
 			fmt.Fprintf(w, "%s\n", title)
 			printVariant(w, v)
 		}
+		if p.NAT != "" {
+			fmt.Fprintf(w, "  Clients outside have nat, not direct return: %s.\n", p.NAT)
+		}
 		if wanted != "" {
 			break
 		}
@@ -123,6 +128,12 @@ func printVariant(w io.Writer, v translate.VariantExplanation) {
 	if len(v.AllowFrom) > 0 {
 		fmt.Fprintf(w, "  for clients in %v\n", v.AllowFrom)
 	}
+	switch {
+	case v.Policy.Tunnelled:
+		fmt.Fprintf(w, "  to nodes %s\n", strings.Join(nodesOf(v.Backends), ", "))
+	case slices.ContainsFunc(v.Frontends, func(f model.Frontend) bool { return f.Protocol&model.Tunnelled != 0 }):
+		fmt.Fprintf(w, "  for packets that nodes, this one too, send to this node's endpoints\n")
+	}
 	taking := 0
 	for _, e := range v.Endpoints {
 		takes := "-"
@@ -137,6 +148,22 @@ func printVariant(w io.Writer, v translate.VariantExplanation) {
 	case taking == 0:
 		fmt.Fprintf(w, "  No endpoint of this node takes new connections, and packets are dropped: other nodes have some.\n")
 	}
+}
+
+// nodesOf returns backends that are nodes as text.
+func nodesOf(nodes []model.Backend) []string {
+	texts := []string{}
+	for _, n := range nodes {
+		text := fmt.Sprintf("%s (%s, weight %d)", n.Name, n.Address, n.Weight)
+		if n.Weight == 0 {
+			text = fmt.Sprintf("%s (%s, no new flows)", n.Name, n.Address)
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return []string{"none"}
+	}
+	return texts
 }
 
 func newCheck(out, errOut io.Writer) *cobra.Command {

@@ -17,7 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
-// TestHolder: the table outlives an agent that keeps the data plane, and no other one; a start without --moving takes it away.
+// TestHolder: the table outlives an agent that keeps the data plane, and no other agent; a start without --moving
+// removes it.
 func TestHolder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run the tests with sudo")
@@ -90,7 +91,7 @@ func isHeld(want bool) error {
 	return err
 }
 
-// warns has the table refused, by a chain that cannot become the one that is needed.
+// warns has the table refused, by a chain that cannot become the needed one.
 func warns(t *testing.T) error {
 	t.Helper()
 	conn, err := nftables.New()

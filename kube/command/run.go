@@ -144,7 +144,8 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of this pod's DaemonSet: once it is gone, SIGTERM detaches")
 }
 
-// giver returns the function that gives Services addresses of the pool, if this agent is the one that gives; without a pool there is none.
+// giver returns the function that gives Services addresses of the pool while this agent holds the Lease; without a pool
+// it does nothing.
 func (a *agent) giver(from *cluster, client kubernetes.Interface, log *slog.Logger) (run func(context.Context), wake func(), err error) {
 	if from.addresses.Empty() {
 		return func(context.Context) {}, func() {}, nil

@@ -153,7 +153,7 @@ func printStatus(out io.Writer, st *shuntv1.GetStatusResponse, all bool) error {
 	return nil
 }
 
-// programsText says at which interfaces programs are, and in which mode. Interfaces of pods are counted by pattern.
+// programsText lists the interfaces with programs, and their modes. Interfaces of pods are counted by pattern.
 func programsText(attached []*shuntv1.Attachment) string {
 	var parts []string
 	for _, a := range control.Together(attached, false) {
@@ -162,7 +162,7 @@ func programsText(attached []*shuntv1.Attachment) string {
 	return cmp.Or(strings.Join(parts, ", "), "none is attached")
 }
 
-// announcementText says which node announces an address. It marks the conditions in its text as shown.
+// announcementText names the node that announces an address. It marks the conditions in its text as shown.
 func announcementText(a *shuntv1.ClusterAddress, conditions []*shuntv1.Condition, shown map[*shuntv1.Condition]bool) string {
 	codes, otherwise, several := []string{condition.AddressInUse, condition.AddressContested, condition.AnnounceFailed}, "announced here", "to be announced here"
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 )
 
-// fared is an agent's status with something of each kind.
+// fared is an agent's status with an example of each kind.
 func fared() *shuntv1.GetStatusResponse {
 	at := timestamppb.New(time.Date(2026, 11, 29, 20, 0, 1, 0, time.Local))
 	later := timestamppb.New(at.AsTime().Add(time.Hour))
@@ -151,7 +151,7 @@ func TestStatusOfNobody(t *testing.T) {
 	}
 }
 
-// showsStatus: the agent says of itself that it is in step, as text and as JSON.
+// showsStatus: the agent reports that it is in step, as text and as JSON.
 func showsStatus(d *nodetest.Daemon) {
 	d.Helper()
 	var out, errOut bytes.Buffer

@@ -1,5 +1,5 @@
-// Package daemonset tells an agent whether its DaemonSet still exists. An agent that is told
-// to stop keeps its data plane, because another one follows; once the DaemonSet is gone, none does.
+// Package daemonset finds out for an agent whether its DaemonSet still exists. An agent that has to stop keeps its data
+// plane, because another one follows; once the DaemonSet is gone, none does.
 package daemonset
 
 import (

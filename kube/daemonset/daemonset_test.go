@@ -47,7 +47,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestLateWatch: the watch hears of the deletion late, or not at all. Asked, the apiserver knows.
+// TestLateWatch: the watch gets the deletion late, or not at all. The apiserver answers a question correctly.
 func TestLateWatch(t *testing.T) {
 	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agent"}})
 	client.PrependWatchReactor("daemonsets", func(fakes.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
@@ -63,7 +63,7 @@ func TestLateWatch(t *testing.T) {
 	}
 }
 
-// TestRightsAreGone: an uninstallation has taken the right to ask away, and the watch hears of it a moment later.
+// TestRightsAreGone: an uninstallation has removed the right to ask, and the watch gets the news a moment later.
 func TestRightsAreGone(t *testing.T) {
 	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agent"}})
 	refused := make(chan struct{}, 1)

@@ -123,7 +123,7 @@ func (t *Teller) take(now map[string]Fault) {
 	}
 }
 
-// due returns when the Event of a cause has to be looked at.
+// due returns the time at which the Event of a cause has to be looked at.
 func (t *Teller) due(c *cause) time.Time {
 	switch {
 	case c.at.IsZero():
@@ -170,7 +170,7 @@ func (t *Teller) work(ctx context.Context) time.Duration {
 // tellTimeout limits the work on one Event.
 const tellTimeout = 5 * time.Second
 
-// tell makes the Event say whether the fault holds. Another agent may have done so already.
+// tell makes the Event show whether the fault holds. Another agent may have done so already.
 func (t *Teller) tell(ctx context.Context, name string, c *cause) error {
 	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 	defer cancel()
@@ -255,6 +255,7 @@ var reasons = map[translate.Code]string{
 	translate.AddressOutsidePool: "AddressNotInPool",
 	translate.AddressRefused:     "AddressRefused",
 	translate.NetworkUnreached:   "AddressNotInNetwork",
+	translate.AgentAway:          "AgentNotReady",
 	translate.KubeProxyFound:     "KubeProxyFound",
 	translate.EndpointsMissing:   "NoEndpoints",
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// quick is for tests: what is told once a minute is told at once.
+// quick is for tests: an Event that is sent once a minute is sent at once.
 var quick = event.Pace{Again: time.Millisecond, Refresh: time.Hour, Retry: time.Millisecond}
 
 func fault(code translate.Code, text string) event.Fault {
@@ -46,15 +46,15 @@ func teller(t *testing.T, client *fake.Clientset, node string, pace event.Pace, 
 	return teller
 }
 
-// settled waits until all Tellers have told what is due, in the time of the bubble: each Show has been seen and carried out by its own
-// agent, and not only by another that has the same fault.
+// settled waits until all Tellers have sent their due Events, in the time of the bubble: each Show has been seen and
+// carried out by its own agent, and not only by another that has the same fault.
 func settled() {
 	synctest.Wait()
 	time.Sleep(time.Second) // of the bubble: none of the wall's
 	synctest.Wait()
 }
 
-// are reports whether the Events are these once all is told: type, reason, count and message.
+// are reports whether the Events are these once all are written: type, reason, count and message.
 func are(t *testing.T, client *fake.Clientset, what string, want ...string) {
 	t.Helper()
 	settled()
@@ -105,7 +105,8 @@ func testTeller(t *testing.T) {
 	are(t, client, "an agent that starts again", "Warning SCTPNotServed 2 web port 80 is SCTP: fix it", over, "Warning ServiceRefused 1 web on node n1: it is the file's: fix it")
 }
 
-// TestPace: a fault that comes and goes is told as it is once the pace allows it, and one that holds is told anew.
+// TestPace: a fault that comes and goes is written in its last state once the pace allows it, and one that holds is
+// written anew.
 func TestPace(t *testing.T) { synctest.Test(t, testPace) }
 
 func testPace(t *testing.T) {
@@ -165,7 +166,7 @@ func testFailure(t *testing.T) {
 	}
 }
 
-// TestReasons: each fault that there is has a reason of its own.
+// TestReasons: each fault has a reason of its own.
 func TestReasons(t *testing.T) { synctest.Test(t, testReasons) }
 
 func testReasons(t *testing.T) {

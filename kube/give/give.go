@@ -80,7 +80,7 @@ func (g *Giver) Wake() {
 
 // Run takes part in the election and gives until ctx ends. It is called once.
 func (g *Giver) Run(ctx context.Context) {
-	// The election goes on until a pass that is under way has ended.
+	// The election goes on until a pass at work has ended.
 	election, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(ctx, func() {

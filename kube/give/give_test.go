@@ -26,7 +26,8 @@ func service(name string, second int64) *corev1.Service {
 
 var ours = (&translate.Translator{}).Balances
 
-// TestGiver: it writes what is lacking, as an address that packets arrive with, and tries again what fails.
+// TestGiver: it writes missing addresses, with the mode in which packets arrive with them, and retries
+// failed writes.
 func TestGiver(t *testing.T) {
 	p, err := pool.Parse([]string{"192.0.2.1-192.0.2.3"})
 	if err != nil {

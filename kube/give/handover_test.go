@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/pool"
 )
 
-// slowClient is a client whose updates of Services' status say that they are under way, and wait.
+// slowClient is a client whose updates of Services' status report that they have begun, and wait.
 type slowClient struct {
 	kubernetes.Interface
 	underWay chan<- struct{}
@@ -49,8 +49,8 @@ func (s slowServices) UpdateStatus(ctx context.Context, service *corev1.Service,
 	return s.ServiceInterface.UpdateStatus(ctx, service, o)
 }
 
-// TestHandover: an agent that is told to end while it writes an address has the Lease until that is done: the next one would give the address
-// to another Service meanwhile.
+// TestHandover: an agent that has to end while it writes an address keeps the Lease until that is done: otherwise the
+// next one would give the address to another Service meanwhile.
 func TestHandover(t *testing.T) {
 	p, err := pool.Parse([]string{"192.0.2.1-192.0.2.9"})
 	if err != nil {

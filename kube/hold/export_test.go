@@ -5,7 +5,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listed is how many connections of IPv4 the kernel tells of.
+// Listed is the number of connections of IPv4 in the kernel's list.
 func Listed() (int, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is one as the kernel writes it, about a TCP connection.
+// message is a message as the kernel writes it, about a TCP connection.
 func message(t testing.TB, forward, reverse [2]netip.AddrPort) []byte {
 	t.Helper()
 	e := netlink.NewAttributeEncoder()
@@ -72,7 +72,7 @@ func TestFlow(t *testing.T) {
 	}
 }
 
-// FuzzFlow: whatever the bytes, what is read is an address and port on both sides, or nothing.
+// FuzzFlow: from any bytes comes an address and port on both sides, or nothing.
 func FuzzFlow(f *testing.F) {
 	f.Add(message(f, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}))
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0x80, 4, 0, 1, 0})

@@ -33,9 +33,9 @@ func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 }
 
-// Take makes the table in the network namespace of the calling thread, in one transaction, and reports whether there was none. It
-// completes an existing table. It needs CAP_NET_ADMIN, and a kernel with nf_tables and its chains of type nat for inet
-// (Linux 5.2). After an error nothing has changed.
+// Take makes the table in the network namespace of the calling thread, in one transaction, and reports whether it is
+// new. It completes an existing table. It needs CAP_NET_ADMIN, and a kernel with nf_tables and its chains of type nat
+// for inet (Linux 5.2). After an error nothing has changed.
 func Take() (made bool, err error) {
 	conn, err := nftables.New()
 	if err != nil {

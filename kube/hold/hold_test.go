@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
-// patience is for what takes milliseconds, on a machine that does much else.
+// patience bounds waits for steps that take milliseconds, on a machine that does much else.
 const patience = 30 * time.Second
 
 // bed is a node between a client and two pods, and translates as kube-proxy has it do:
@@ -79,7 +79,7 @@ func (b bed) onNode(do func(conn *nftables.Conn) error) {
 
 var rules = &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "rules"}
 
-// translate sends what is for the VIP to b2.
+// translate sends packets for the VIP to b2.
 func (b bed) translate() {
 	b.Helper()
 	b.onNode(func(conn *nftables.Conn) error {
@@ -177,7 +177,7 @@ func TestHeld(t *testing.T) {
 	b.breaks(s)
 }
 
-// TestNotHeld: without the table the kernel translates no more, which is the reason for it.
+// TestNotHeld: without the table the kernel stops translating, which is the reason for the table.
 func TestNotHeld(t *testing.T) {
 	b := newBed(t)
 	b.translate()
@@ -221,7 +221,7 @@ func TestRelease(t *testing.T) {
 	b.connection()
 }
 
-// TestTakeFails: who may not make the table hears why, and there is none.
+// TestTakeFails: a user who may not make the table gets the reason, and no table is there.
 func TestTakeFails(t *testing.T) {
 	b := newBed(t)
 	b.onNode(func(conn *nftables.Conn) error {
@@ -241,7 +241,7 @@ func TestTakeFails(t *testing.T) {
 	})
 }
 
-// TestForbidden: without CAP_NET_ADMIN both say what was attempted; a table that may be there is not called absent.
+// TestForbidden: without CAP_NET_ADMIN both errors name the operation; a table that may be there is not called absent.
 func TestForbidden(t *testing.T) {
 	b := newBed(t)
 	b.take(true)

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// listTries is how often a list is read again because it changed while it was read.
+// listTries limits the readings of a list that changes while it is read.
 const listTries = 5
 
 // Of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
@@ -29,7 +29,7 @@ const (
 	statusSourceTranslated = 1 << 4 // IPS_SRC_NAT
 )
 
-// headerSize is that of struct nfgenmsg: family, version, and a number of a resource.
+// headerSize is the size of struct nfgenmsg: family, version, and a number of a resource.
 const headerSize = 4
 
 // Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, because of

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// podsOnNode makes pods that the node has a route to each of, as Calico and CNI's plugin ptp do.
+// podsOnNode makes pods with a route of the node to each, as Calico and CNI's plugin ptp do.
 func (b *bed) podsOnNode(count int) (pods []*lab.Host) {
 	b.t.Helper()
 	gateway := netip.MustParsePrefix("169.254.1.1/32")
@@ -29,7 +29,7 @@ func (b *bed) podsOnNode(count int) (pods []*lab.Host) {
 	return pods
 }
 
-// taken is how many packets of the pod behind an interface took the shortcut, and the state of its address.
+// taken is the number of packets of the pod behind an interface that took the shortcut, and the state of its address.
 func (b *bed) taken(iface string) (packets string, state string, err error) {
 	code, out := b.run("shunt", "accelerate", "show", iface, "--socket", b.socket(), "-o", "json")
 	var pod struct {

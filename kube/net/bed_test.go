@@ -1,6 +1,5 @@
-// Package net has objects of a real apiserver become services that answer packets. There is no
-// kubelet: a test says which pods there are and how they fare, and the controller manager makes
-// EndpointSlices of that.
+// Package net has objects of a real apiserver become services that answer packets. There is no kubelet: a test sets the
+// pods and their states, and the controller manager makes EndpointSlices from them.
 //
 //	client ─── n1: control plane on loopback, shunt-kube ─── switch ─┬─ b1, b2   pods of n1
 //	                                                                 └─ b3       pod of n2
@@ -50,10 +49,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// clusterIPs is where the apiserver takes cluster IPs from.
+// clusterIPs is the range of the apiserver's cluster IPs.
 const clusterIPs = "10.96.0.0/16,fd00:96::/112"
 
-// patience is for what takes milliseconds, on a machine that does much else.
+// patience bounds waits for steps that take milliseconds, on a machine that does much else.
 const patience = 30 * time.Second
 
 type bed struct {
@@ -61,7 +60,7 @@ type bed struct {
 	t        *testing.T
 	folder   string
 	instance string
-	settings string // the file's, but for what all tests have
+	settings string // the file's, beside the settings of all tests
 	cgroup   string // of programs on the node
 	plane    *lab.Process
 	alive    *os.File // the control plane ends when this does, and so with this process
@@ -97,7 +96,7 @@ func newNode(t *testing.T, names ...string) *bed {
 	return b
 }
 
-// build is newBed in another network. pods, unless it is nil, makes those of the node, in place of the backends.
+// build is newBed in another network. pods, unless it is nil, makes the node's pods, in place of the backends.
 func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	t.Helper()
 	binary := os.Getenv("SHUNT_KUBE")
@@ -142,8 +141,8 @@ func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	return b
 }
 
-// connect makes the client that changes objects, and the kubeconfig of shunt-kube, which may do what
-// the chart's ClusterRoles let it.
+// connect makes the client that changes objects, and the kubeconfig of shunt-kube, which has the rights of the chart's
+// ClusterRoles.
 func (b *bed) connect() {
 	b.t.Helper()
 	admin := filepath.Join(b.folder, "admin.kubeconfig")
@@ -235,7 +234,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// eventually waits for a condition that something else brings about.
+// eventually waits for a condition that other processes bring about.
 func eventually(t *testing.T, what string, ready func() error) {
 	t.Helper()
 	end := time.Now().Add(patience)
@@ -342,7 +341,7 @@ spec:
 	b.must(err)
 }
 
-// ready says whether a pod is.
+// ready sets whether a pod is ready.
 func (b *bed) ready(name string, is bool) {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods("default").Get(within(b.t), name, metav1.GetOptions{})

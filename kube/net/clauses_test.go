@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go to the services
-// that are made of it. Only steps that say so change anything after the start.
+// TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go
+// to its services. Only steps that say so change an object after the start.
 func TestClauses(t *testing.T) {
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))
@@ -140,7 +140,8 @@ func (b *bed) labelled(name, spec, label, value string) *corev1.Service {
 	return service
 }
 
-// unserved waits until nobody answers at an address, and nobody refuses for a Service: nothing comes back, or that there is no way.
+// unserved waits until nobody answers at an address, and nobody refuses for a Service: nothing comes back, or an error
+// that there is no route.
 func (b *bed) unserved(t *testing.T, address string) {
 	t.Helper()
 	const silence = time.Second
@@ -203,7 +204,8 @@ func (b *bed) hostPort(t *testing.T) {
 // rules is the table that translate makes.
 const rules = "hostport"
 
-// translate has the node's kernel, with its connection tracking, send what is for a port of the node to a pod's port 8080.
+// translate has the node's kernel, with its connection tracking, send packets for a port of the node to a pod's port
+// 8080.
 func (b *bed) translate(t *testing.T, front netip.Addr, port int32, pod netip.Addr) {
 	t.Helper()
 	b.translateFrom(t, front, port, pod, "ct status dnat masquerade")

@@ -28,17 +28,18 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-// fleetVariable is how many Services TestFleet has, and endpoints each, "SERVICESxENDPOINTS"; 10000x100 is for measuring.
+// fleetVariable is the number of Services of TestFleet, and of endpoints of each, "SERVICESxENDPOINTS"; 10000x100 is
+// for measuring.
 const fleetVariable = "SHUNT_NET_FLEET"
 
-// fleetChanges is how many changes are measured together.
+// fleetChanges is the number of changes that are measured together.
 const fleetChanges = 100
 
-// fleetTable is the services' table size. With the one that 100 backends have by default, 10,000 services would need more slots than
-// limits.slots may be.
+// fleetTable is the services' table size. With the default for 100 backends, 10,000 services would need more slots than
+// limits.slots allows.
 const fleetTable = 1021
 
-// fleetNetwork is where the endpoints are. Many share an address, and none has a port there that another one has.
+// fleetNetwork is the network of the endpoints. Many share an address, and none has a port there that another one has.
 var fleetNetwork = netip.MustParsePrefix("10.99.0.0/16")
 
 const fleetAddresses = 1000
@@ -102,8 +103,8 @@ func withTables(services []model.Service) []model.Service {
 	return services
 }
 
-// TestFleet: an endpoint of one of many Services is another one, again and again, and the maps follow. It prints what a change
-// costs the agent, from what the apiserver sends to the kernel's maps.
+// TestFleet: an endpoint of one of many Services is replaced by another one, again and again, and the maps follow. It
+// prints the agent's cost of a change, from the apiserver's message to the kernel's maps.
 func TestFleet(t *testing.T) {
 	fleet := os.Getenv(fleetVariable)
 	patience, limits := patience, ""
@@ -208,7 +209,7 @@ func (f *fleetOf) one(i int) error {
 	return err
 }
 
-// slice is that of one of them. Its last endpoint's address depends on the version.
+// slice is the EndpointSlice of one of them. Its last endpoint's address depends on the version.
 func (f *fleetOf) slice(service, version int, ready bool) *discoveryv1.EndpointSlice {
 	port, name, protocol, yes := int32(1+service), "", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},

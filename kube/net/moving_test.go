@@ -10,8 +10,9 @@ import (
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
-// TestMoving: a connection that the node's connection tracking has, as kube-proxy's rules make it, stays with it when shunt-kube
-// comes with --moving and when the rules go; what begins is shunt's. Without --moving shunt takes the connection's packets, and it ends.
+// TestMoving: a connection that the node's connection tracking has, as kube-proxy's rules make it, stays with it when
+// shunt-kube comes with --moving and when the rules go; new connections are shunt's. Without --moving shunt takes the
+// connection's packets, and it ends.
 func TestMoving(t *testing.T) {
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))

@@ -11,8 +11,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestExternalIPs: external IPs are for clients outside and inside, or with --external-ips-inside=false for those outside alone: neither at sockets nor by
-// packets of pods does anybody inside reach the Service there. Cluster IPs stay everybody's.
+// TestExternalIPs: external IPs are for clients outside and inside, or with --external-ips-inside=false for clients
+// outside alone: neither at sockets nor by packets of pods does a client inside reach the Service there. Cluster IPs
+// stay open to all.
 func TestExternalIPs(t *testing.T) {
 	b := newNode(t, "p1", "p2")
 	b.node("n1", b.Balancer.Interfaces()[0].IPv4.Addr())

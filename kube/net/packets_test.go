@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestPodsWithoutSockets: a pod whose sockets are not the host's, as with gVisor, Kata and virtual machines, reaches Services by its packets, at tc on
-// the bridge: those of other pods, itself by a Service, and a node port.
+// TestPodsWithoutSockets: a pod whose sockets are not the host's, as with gVisor, Kata and virtual machines, reaches
+// Services by its packets, at tc on the bridge: Services of other pods, itself by a Service, and a node port.
 func TestPodsWithoutSockets(t *testing.T) {
 	newNode(t, "p1", "p2").servePackets(t, bridged4.Addr())
 }

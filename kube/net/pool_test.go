@@ -31,7 +31,7 @@ import (
 // balanced is the spec of a Service of type LoadBalancer.
 const balanced = "type: LoadBalancer, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]"
 
-// addresses are those in a Service's status.
+// addresses are the addresses in a Service's status.
 func (b *bed) addresses(name string) (all []string) {
 	b.t.Helper()
 	service, err := b.client.CoreV1().Services("default").Get(within(b.t), name, metav1.GetOptions{})
@@ -53,8 +53,8 @@ func (b *bed) given(name string, want ...string) {
 	})
 }
 
-// TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them, and keep them: through a restart of the agent
-// with a smaller pool, too. What cannot be had is an Event.
+// TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them,
+// and keep them: through a restart of the agent with a smaller pool, too. An address that cannot be had is an Event.
 func TestLoadBalancerPool(t *testing.T) {
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]
@@ -100,7 +100,8 @@ func TestLoadBalancerPool(t *testing.T) {
 
 	b.localAddress(t, first)
 
-	// Of another type it has no address of a load balancer any more, by the apiserver, and nobody else gets what is not in the pool.
+	// With another type it has no address of a load balancer any more, by the apiserver, and nobody else gets an
+	// address that is not in the pool.
 	two, err := b.client.CoreV1().Services("default").Get(within(t), "two", metav1.GetOptions{})
 	b.must(err)
 	two.Spec.Type, two.Spec.AllocateLoadBalancerNodePorts = corev1.ServiceTypeClusterIP, nil
@@ -176,7 +177,7 @@ type election struct {
 	here   map[bool][]string
 }
 
-// elects says whether the agent of n2 is ready, and waits until the agent of n1 has elected.
+// elects sets whether the agent of n2 is ready, and waits until the agent of n1 has elected.
 func (e *election) elects(t *testing.T, second bool) {
 	t.Helper()
 	of := e.client.DiscoveryV1().EndpointSlices("kube-system")
@@ -206,7 +207,7 @@ func (e *election) elects(t *testing.T, second bool) {
 	})
 }
 
-// announced asks the agent which addresses are to be announced.
+// announced asks the agent for the addresses that are to be announced.
 func (e *election) announced(t *testing.T) error {
 	_, out := e.run("shunt-kube", "status", "--socket", e.socket(), "-o", "json")
 	var st struct {
@@ -269,8 +270,9 @@ services: [{name: web, address: [%s], port: 80, announce: l2, forwarding: nat, b
 	b.awaits(p, "msg=running")
 }
 
-// TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one stands by: when a node dies without a
-// word, the addresses are announced long before the cluster has noticed. When it is back, they are left to it, whether or not the cluster has.
+// TestElection: of two nodes whose agents are ready, each is to announce some of the addresses, and the other one
+// stands by: when a node dies silently, the addresses are announced long before the cluster has noticed. When it is
+// back, they are left to it, whether or not the cluster has noticed.
 func TestElection(t *testing.T) {
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]
@@ -338,8 +340,9 @@ func TestElection(t *testing.T) {
 	b.served(t, "tcp", at(own[0], 80), "p1")
 }
 
-// TestElectionByNetwork: addresses of a network in which this node has no interface are announced by the other node, whatever the hash says. The node gets an interface there, and
-// says so itself, so it announces some of them; then it loses it again. Where no node is in the network, an Event says so.
+// TestElectionByNetwork: addresses of a network in which this node has no interface are announced by the other node,
+// regardless of the hash. The node gets an interface there, and says so itself, so it announces some of them; then it
+// loses it again. Where no node is in the network, an Event says so.
 func TestElectionByNetwork(t *testing.T) {
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]

@@ -57,8 +57,8 @@ func (b *bed) routed(names ...string) (pods []*lab.Host) {
 	return pods
 }
 
-// TestRoutedPods: pods with an interface each at the node reach Services by their packets, as those at a bridge do, and clients outside
-// reach them. So does a pod that comes later, and one that goes leaves nothing at the node.
+// TestRoutedPods: pods with an interface each at the node reach Services by their packets, as pods at a bridge do, and
+// clients outside reach them. So does a pod that comes later, and one that goes leaves nothing at the node.
 func TestRoutedPods(t *testing.T) {
 	b := newRouted(t, "p1", "p2")
 	web := b.servePackets(t, gateway4.Addr())

@@ -18,8 +18,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestServices makes objects in an apiserver and sends packets to what comes of them. One control
-// plane serves for all; the steps at the end take things away.
+// TestServices makes objects in an apiserver and sends packets to their services. One control plane serves for all; the
+// steps at the end remove objects.
 func TestServices(t *testing.T) {
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]

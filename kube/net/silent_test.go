@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSilentEndpoint: an endpoint whose next hop is gone without a word gets no new connections, from outside and from the node, although the control plane has not noticed. It gets
-// some again when it answers.
+// TestSilentEndpoint: an endpoint whose next hop has gone silently gets no new connections, from outside and from the
+// node, although the control plane has not noticed. It gets some again when it answers.
 func TestSilentEndpoint(t *testing.T) {
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]

@@ -21,7 +21,7 @@ func newCgroup(t *testing.T, name string) string {
 }
 
 // fromTheNode asks a Service from a program on the node, which shunt serves at its sockets alone: the
-// programs at the interfaces are XDP's, and see nothing of what the node itself sends.
+// programs at the interfaces are XDP's, and see no packet that the node itself sends.
 func (b *bed) fromTheNode(t *testing.T, web, empty *corev1.Service) {
 	t.Helper()
 	ask := func(script, ip string, port int32) (string, error) {

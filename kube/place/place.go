@@ -1,11 +1,16 @@
-// Package place tells the agents of other nodes the networks of this node's interfaces. ARP and neighbour discovery reach only hosts in these
-// networks, so a node in an address's network announces the address, if there is such a node.
+// Package place gives the agents of other nodes facts about this node, by entries in a ConfigMap: the networks of its interfaces, and the
+// tunnels that it opens. ARP and neighbour discovery reach only hosts in these networks, so a node in an address's network announces the
+// address, if there is such a node.
 //
 //	daemon ──► In ────┐
 //	source ──► Seen ──┴─► Run ──► an entry of the ConfigMap ──► source, on every node ──► translate.Translator.Networks
 //
 // An agent makes an entry only if its node's networks do not contain the whole pool. Where all nodes are in the pool's networks, no agent writes anything. A node
 // without an entry counts as a node in all networks, and so does the node of an agent whose version makes no entries.
+//
+//	agent, once its node's kernel takes packets out of tunnels ──► Opens ──► an entry of a ConfigMap ──► source, on every node ──► translate.Translator.Peers
+//
+// The two kinds of entries have different keys, so they can be in one ConfigMap or in two. An agent of a version that does not know one kind leaves it alone.
 package place
 
 import (
@@ -48,12 +53,21 @@ type Options struct {
 type Writer struct {
 	options         Options
 	namespace, name string
+	key             string
+	words           words
 	retry           time.Duration
 	wake            chan struct{}
 
 	mu     sync.Mutex
 	wanted entry
 	has    entry
+}
+
+// words are a Writer's messages.
+type words struct {
+	told, fact string // of an entry that was written, with the name of its text
+	none       string // the text of no entry
+	failed     string
 }
 
 // entry is an entry of the ConfigMap.
@@ -66,13 +80,20 @@ func (e entry) is(o entry) bool {
 	return e.known && o.known && (e.value == nil) == (o.value == nil) && (e.value == nil || *e.value == *o.value)
 }
 
-// New returns a Writer that writes nothing yet.
+// New returns a Writer of the node's networks, which writes nothing yet.
 func New(o Options) (*Writer, error) {
+	return newWriter(o, o.Node, "--load-balancer-networks", words{
+		told: "told the agents in which networks this node is", fact: "networks", none: "all of the pool's",
+		failed: "cannot tell the agents of other nodes in which networks this node is, so they may have it announce addresses of other networks; trying again",
+	})
+}
+
+func newWriter(o Options, key, object string, said words) (*Writer, error) {
 	namespace, name, err := cache.SplitMetaNamespaceKey(o.Object)
 	if err != nil || namespace == "" || name == "" {
-		return nil, fmt.Errorf("--load-balancer-networks is NAMESPACE/NAME, not %q", o.Object)
+		return nil, fmt.Errorf("%s is NAMESPACE/NAME, not %q", object, o.Object)
 	}
-	return &Writer{options: o, namespace: namespace, name: name, retry: writeRetry, wake: make(chan struct{}, 1)}, nil
+	return &Writer{options: o, namespace: namespace, name: name, key: key, words: said, retry: writeRetry, wake: make(chan struct{}, 1)}, nil
 }
 
 // In takes the networks of the node's interfaces. Any goroutine may call it, and it does not wait.
@@ -136,7 +157,7 @@ func (w *Writer) Run(ctx context.Context) {
 			return
 		}
 		if err == nil {
-			w.options.Log.Info("told the agents in which networks this node is", "networks", due.text())
+			w.options.Log.Info(w.words.told, w.words.fact, w.text(due))
 			said = ""
 			w.mu.Lock()
 			w.has = due
@@ -145,24 +166,23 @@ func (w *Writer) Run(ctx context.Context) {
 		}
 		if text := err.Error(); text != said {
 			said = text
-			w.options.Log.Warn("cannot tell the agents of other nodes in which networks this node is, so they may have it announce addresses of other networks; trying again",
-				"configmap", w.options.Object, "error", err)
+			w.options.Log.Warn(w.words.failed, "configmap", w.options.Object, "error", err)
 		}
 		again = time.After(w.retry)
 	}
 }
 
 // text formats an entry for the log.
-func (e entry) text() string {
+func (w *Writer) text(e entry) string {
 	if e.value == nil {
-		return "all of the pool's"
+		return w.words.none
 	}
 	return *e.value
 }
 
 // write sets only this node's key, and leaves the object's other keys alone, so agents do not wait for each other.
 func (w *Writer) write(ctx context.Context, e entry) error {
-	patch, err := json.Marshal(map[string]any{"data": map[string]*string{w.options.Node: e.value}})
+	patch, err := json.Marshal(map[string]any{"data": map[string]*string{w.key: e.value}})
 	if err != nil {
 		return err
 	}
@@ -187,6 +207,9 @@ func format(networks []netip.Prefix) string {
 func Parse(data map[string]string) map[string][]netip.Prefix {
 	all := map[string][]netip.Prefix{}
 	for node, text := range data {
+		if strings.HasSuffix(node, tunnelKeyEnd) {
+			continue
+		}
 		networks, ok := []netip.Prefix{}, true
 		for part := range strings.SplitSeq(text, ",") {
 			if text == "" {

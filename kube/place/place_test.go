@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/kube/pool"
 )
 
@@ -45,8 +47,9 @@ func (s *said) count(text string) int {
 	return strings.Count(s.text.String(), text)
 }
 
-// TestWriter: an entry is there while the networks do not have the whole pool, beside those of other nodes; it is written again when it was changed by
-// somebody else, and after a refusal; and nothing is written before both sides are known, or when both are equal.
+// TestWriter: an entry exists while the networks do not have the whole pool, beside the entries of other nodes; it is
+// written again when somebody else has changed it, and after a refusal; and nothing is written before both sides are
+// known, or when both are equal.
 func TestWriter(t *testing.T) {
 	addresses, err := pool.Parse([]string{"192.0.2.240-192.0.2.250", "2001:db8:1::/120"})
 	if err != nil {
@@ -154,10 +157,86 @@ func TestNobodyWrites(t *testing.T) {
 	}
 }
 
-// TestParse: an entry comes back as it was written, and one that is none is left out.
+// TestParse: an entry comes back unchanged, and a text that is no entry is left out.
 func TestParse(t *testing.T) {
-	got := Parse(map[string]string{"n1": format(networks("192.0.2.7/24", "2001:db8::1/64")), "n2": "", "n3": "192.0.2.0/24,etwas", "n4": "192.0.2.0"})
+	got := Parse(map[string]string{"n1": format(networks("192.0.2.7/24", "2001:db8::1/64")), "n2": "", "n3": "192.0.2.0/24,etwas", "n4": "192.0.2.0", "n1_tunnel": "ipip", "n5_tunnel": ""})
 	if want := "map[n1:[192.0.2.0/24 2001:db8::/64] n2:[]]"; fmt.Sprint(got) != want {
 		t.Errorf("read is %v, want %s", got, want)
+	}
+}
+
+// TestParseTunnels: an entry comes back as it was written, other tunnels are none that this version opens, and networks are no tunnels.
+func TestParseTunnels(t *testing.T) {
+	gue, ipip := Tunnel{model.ForwardingDSRGUE, 6080}, Tunnel{Forwarding: model.ForwardingDSRIPIP}
+	data := map[string]string{"n1": "192.0.2.0/24", "n1_tunnel": gue.String(), "n2_tunnel": ipip.String(), "n2": "", "n.3_tunnel": "gue", "n4_tunnel": "gue:0", "n5_tunnel": "gue:65536",
+		"n6_tunnel": "ipip:1", "n7_tunnel": "geneve:6081", "n8_tunnel": ""}
+	got := ParseTunnels(data)
+	want := map[string]Tunnel{"n1": gue, "n2": ipip, "n.3": {}, "n4": {}, "n5": {}, "n6": {}, "n7": {}, "n8": {}}
+	if !maps.Equal(got, want) {
+		t.Errorf("read is %v, want %v", got, want)
+	}
+	if text := (Tunnel{Forwarding: model.ForwardingNAT}).String(); text != "" {
+		t.Errorf("NAT is the tunnel %q", text)
+	}
+	if own := OwnTunnel(data, "n1"); own == nil || *own != "gue:6080" {
+		t.Errorf("the own entry is %v", own)
+	}
+	if own := OwnTunnel(data, "n9"); own != nil {
+		t.Errorf("the entry of a node that has none is %q", *own)
+	}
+}
+
+// TestTunnels: the entry for tunnels is beside the entry for networks; it changes with the tunnels, goes when the node opens none, and when the agent withdraws it.
+func TestTunnels(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "nodes"}, Data: map[string]string{"n1": "10.0.0.0/8", "n2_tunnel": "ipip"}}
+	client := fake.NewClientset(object)
+	log := &said{}
+	w, err := NewTunnels(Options{Client: client, Object: "kube-system/nodes", Node: "n1", Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() { w.Run(ctx) })
+	has := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			now, err := client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "nodes", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, is := w.due(); fmt.Sprint(now.Data) == want && !is {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the entries are %v, want %v", now.Data, want)
+			}
+		}
+	}
+	const others, both = "map[n1:10.0.0.0/8 n2_tunnel:ipip]", "map[n1:10.0.0.0/8 n1_tunnel:gue:6080 n2_tunnel:ipip]"
+	w.Seen(nil)
+	has(others)
+	w.Opens(Tunnel{model.ForwardingDSRGUE, 6080})
+	has(both)
+	w.Opens(Tunnel{})
+	has(others)
+	w.Opens(Tunnel{model.ForwardingDSRGUE, 6080})
+	has(both)
+	if log.count("told the agents which tunnels this node opens") == 0 || log.count("tunnels=none") == 0 {
+		t.Errorf("the log is %s", log.text.String())
+	}
+	cancel()
+	ended.Wait()
+	if err := w.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	has(others)
+	if _, err := NewTunnels(Options{Object: "x"}); err == nil || !strings.Contains(err.Error(), "NAMESPACE/NAME") {
+		t.Errorf("an object called x: %v", err)
+	}
+	var none *Writer
+	none.Opens(Tunnel{})
+	if err := none.Withdraw(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -148,8 +148,8 @@ func (w *want) give(a netip.Addr) {
 	w.gets = append(w.gets, a)
 }
 
-// asked returns the address in spec.loadBalancerIP, which is of one of the Service's families. asks: the field is set; if its address cannot be given,
-// a is not valid, and the Service gets no other address.
+// asked returns the address in spec.loadBalancerIP, which is of one of the Service's families. asks: the field is set;
+// if its address cannot be given, a is not valid, and the Service gets no other address.
 func (w *want) asked(has map[bool]netip.Addr) (a netip.Addr, asks bool) {
 	text := w.service.Spec.LoadBalancerIP
 	if text == "" {

@@ -102,7 +102,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is let in has its ends, and can be written again.
+// FuzzParse: a pool that is accepted has its ends, and can be written again.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"192.0.2.8/30", "192.0.2.8-192.0.2.10,2001:db8::/64", "::/0", "0.0.0.0/0", "1-2", "ffff::-ffff::"} {
 		f.Add(seed)
@@ -152,7 +152,7 @@ func service(t *testing.T, name string, second int64, spec string, addresses ...
 
 var ours = (&translate.Translator{}).Balances
 
-// TestPlan: who gets which address, and who none.
+// TestPlan: the Services that get each address, and the Services that get none.
 func TestPlan(t *testing.T) {
 	const both = "ipFamilies: [IPv6, IPv4], ipFamilyPolicy: "
 	for _, c := range []struct {
@@ -223,7 +223,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanOfADyingService: it keeps what it has until it is gone, and gets nothing.
+// TestPlanOfADyingService: it keeps its addresses until it is gone, and gets none.
 func TestPlanOfADyingService(t *testing.T) {
 	p, err := Parse([]string{"192.0.2.1-192.0.2.3"})
 	if err != nil {

@@ -43,7 +43,7 @@ type port struct {
 // this node; if it is not, every probe is answered with 503.
 func New(well func() bool) *Server { return &Server{well: well, ports: map[uint16]*port{}} }
 
-// Answer sets the answers, and returns a fault for each port that cannot be opened; the next call tries those again.
+// Answer sets the answers, and returns a fault for each port that cannot be opened; the next call tries these again.
 func (s *Server) Answer(services map[translate.Key]translate.Health) (faults []translate.Fault) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

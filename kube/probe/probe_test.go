@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// free is a port that nobody has, and who has it until the test lets it go.
+// free is a port that nobody else has, and the listener that holds it until the test closes it.
 func free(t *testing.T) (number uint16, holder net.Listener) {
 	t.Helper()
 	for number := uint16(20000); number < 30000; number++ { // below the ports that the kernel gives to others meanwhile
@@ -69,7 +69,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestTaken: what cannot be answered is a fault, and is answered once it can be.
+// TestTaken: a port at which no answer can be given is a fault, and is answered once it is free.
 func TestTaken(t *testing.T) {
 	s := New(func() bool { return true })
 	t.Cleanup(s.Close)

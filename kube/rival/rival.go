@@ -81,7 +81,7 @@ func processes() (found []int, err error) {
 		if err != nil {
 			continue // the process has ended meanwhile
 		}
-		// One binary may contain all components, and its first argument then says which one runs.
+		// One binary may contain all components; its first argument then names the one that runs.
 		words := bytes.SplitN(text, []byte{0}, 3)
 		called := slices.ContainsFunc(words[:min(2, len(words))], func(w []byte) bool { return filepath.Base(string(w)) == name })
 		if !called {

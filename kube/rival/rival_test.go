@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/rival"
 )
 
-// look looks on a host until what it finds is as said.
+// look looks on a host until the findings are as expected.
 func look(t *testing.T, host *lab.Host, as func(rival.Found) bool) rival.Found {
 	t.Helper()
 	var found rival.Found

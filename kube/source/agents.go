@@ -41,25 +41,38 @@ func (s *Source) followAgents() error {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed() }, UpdateFunc: func(any, any) { changed() }, DeleteFunc: func(any) { changed() },
 	}
-	if err := s.hear(s.agents, handler); err != nil || s.options.Networks == "" {
+	if err := s.hear(s.agents, handler); err != nil {
 		return err
 	}
-	return s.followNetworks(handler)
+	if s.options.Networks != "" {
+		if s.networks, err = s.followMap(s.options.Networks, "the ConfigMap of the nodes' networks", handler); err != nil {
+			return err
+		}
+	}
+	return s.followTunnels(handler)
 }
 
-// followNetworks follows the ConfigMap with the networks of nodes.
-func (s *Source) followNetworks(handler cache.ResourceEventHandler) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(s.options.Networks)
+// followMap follows a ConfigMap; what says which one, in an error.
+func (s *Source) followMap(object, what string, handler cache.ResourceEventHandler) (cache.SharedIndexInformer, error) {
+	namespace, name, err := cache.SplitMetaNamespaceKey(object)
 	if err != nil || namespace == "" || name == "" {
-		return fmt.Errorf("the ConfigMap of the nodes' networks is NAMESPACE/NAME, not %q", s.options.Networks)
+		return nil, fmt.Errorf("%s is NAMESPACE/NAME, not %q", what, object)
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(s.options.Client, 0, informers.WithNamespace(namespace), informers.WithTransform(slim),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { // the agent may read no other ConfigMap
 			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
 	s.factories = append(s.factories, factory)
-	s.networks = factory.Core().V1().ConfigMaps().Informer()
-	return s.hear(s.networks, handler)
+	informer := factory.Core().V1().ConfigMaps().Informer()
+	return informer, s.hear(informer, handler)
+}
+
+// dataOf returns the entries of a ConfigMap; nil: it does not exist.
+func (s *Source) dataOf(informer cache.SharedIndexInformer, object string) map[string]string {
+	if object, exists, err := informer.GetStore().GetByKey(object); err == nil && exists {
+		return object.(*corev1.ConfigMap).Data
+	}
+	return nil
 }
 
 // readNetworks returns the networks of nodes, and passes this node's entry on.
@@ -67,10 +80,7 @@ func (s *Source) readNetworks() map[string][]netip.Prefix {
 	if s.networks == nil {
 		return nil
 	}
-	var data map[string]string
-	if object, exists, err := s.networks.GetStore().GetByKey(s.options.Networks); err == nil && exists {
-		data = object.(*corev1.ConfigMap).Data
-	}
+	data := s.dataOf(s.networks, s.options.Networks)
 	if s.options.Placed != nil {
 		var own *string
 		if text, has := data[s.options.Node]; has {

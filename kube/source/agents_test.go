@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-// agents are those of nodes, as endpoints; "n2 not": it is not ready.
+// agents are the endpoints of the nodes' agents; "n2 not": it is not ready.
 func agents(nodes ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agents-1", Labels: map[string]string{discoveryv1.LabelServiceName: "agents"}}, AddressType: discoveryv1.AddressTypeIPv4}
 	for i, node := range nodes {

@@ -16,7 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-// TestAskWithoutRights: a command that has no rights says so at once, with what the apiserver said and what to do; an agent goes on asking.
+// TestAskWithoutRights: a command that has no rights says so at once, with the apiserver's answer and the remedy; an
+// agent goes on asking.
 func TestAskWithoutRights(t *testing.T) {
 	for _, refusal := range []*apierrors.StatusError{
 		apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", nil), apierrors.NewUnauthorized("who is this?"),

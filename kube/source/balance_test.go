@@ -15,8 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// TestBalance: all Services with addresses for clients outside are heard of when one of them changes, and not when something else does; what is wrong with
-// them is a fault like others.
+// TestBalance: Balance gets all Services with addresses for clients outside when one of them changes, and is not called
+// when another object does; their faults are faults like others.
 func TestBalance(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

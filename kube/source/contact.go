@@ -21,7 +21,7 @@ import (
 func Configure(settings *rest.Config, log *slog.Logger) *Contact {
 	settings.UserAgent = "shunt-kube"
 	settings.ContentType = runtime.ContentTypeProtobuf
-	settings.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // what aggregated apiservers support
+	settings.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // aggregated apiservers support these
 	c := &Contact{Log: log, Server: settings.Host}
 	settings.Wrap(c.Wrap)
 	return c

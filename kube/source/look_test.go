@@ -11,7 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// TestLookAgain: what is in the way is looked for each minute; Services that are as before are not told of again.
+// TestLookAgain: faults on the machine are looked for each minute; Services that are as before are not reported
+// again.
 func TestLookAgain(t *testing.T) {
 	balanced := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}}}

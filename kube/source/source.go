@@ -53,7 +53,7 @@ const lookInterval = time.Minute
 // byService is the index of EndpointSlices by their Service.
 const byService = "service"
 
-// Options say what to follow, and for which node.
+// Options select the objects that are followed, and the node.
 type Options struct {
 	Client kubernetes.Interface
 	// Node is the name of this machine's Node object.
@@ -74,6 +74,8 @@ type Options struct {
 	// Placed is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
 	// not called.
 	Placed func(entry *string)
+	// Direct sets up direct return between nodes; it needs Agents.
+	Direct Direct
 	// Balance is called whenever a Service of type LoadBalancer or with external IPs has changed, with all Services of these kinds: they have
 	// addresses for clients outside, or may get some. It returns their faults. nil: it is not called.
 	Balance func([]*corev1.Service) []translate.Fault
@@ -84,7 +86,8 @@ type Options struct {
 	Answer func(map[translate.Key]translate.Health) []translate.Fault
 	// Tell is called with all faults whenever they have changed; nil: it is not called. It must not wait.
 	Tell func([]event.Fault)
-	// Grace is the time for which a Service may be without an endpoint that takes connections until that is a fault; 0: for ever.
+	// Grace is the time for which a Service may be without an endpoint that takes connections until that is a fault; 0:
+	// without limit.
 	Grace time.Duration
 	// Contact observes the Client's requests, for Status; nil: nothing does.
 	Contact *Contact
@@ -100,6 +103,7 @@ type Source struct {
 	nodes      cache.SharedIndexInformer
 	agents     cache.SharedIndexInformer // their EndpointSlices; nil: they are not known
 	networks   cache.SharedIndexInformer // the ConfigMap with the networks of nodes; nil: they are not known
+	tunnels    cache.SharedIndexInformer // the ConfigMap with the tunnels that nodes open; nil: there is no direct return between nodes
 	registered []cache.InformerSynced
 	complaint  atomic.Pointer[string] // the last error that the apiserver answered instead of objects
 	refused    func(error)            // called when the apiserver refuses to show objects; nil: it is asked again
@@ -122,6 +126,8 @@ type Source struct {
 	found      []translate.Fault // by Look
 	unanswered []translate.Fault // by Answer
 	unbalanced []translate.Fault // by Balance
+	peers      peers
+	awayFaults []translate.Fault // of peers
 	outer      outer             // the Services for Balance
 	askAgain   bool              // call Answer although nothing has changed
 	set        translate.Set
@@ -142,7 +148,11 @@ func New(o Options) (*Source, error) {
 		options: o, dirty: map[translate.Key]dirt{}, wake: make(chan struct{}, 1), said: map[translate.Fault]time.Time{},
 		standing: newStanding(),
 		measures: newMeasures(), started: time.Now(), lacking: newLacking(o.Grace), stale: true,
-		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside},
+		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside, Direct: o.Direct.Tunnel.Forwarding},
+		peers:      newPeers(o.Node, o.Direct),
+	}
+	if err := o.checkDirect(); err != nil {
+		return nil, err
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		f := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(tweak), informers.WithTransform(slim))
@@ -222,7 +232,7 @@ func (s *Source) Current() ([]model.Service, []translate.Fault) {
 
 // faults returns all present faults.
 func (s *Source) faults() []translate.Fault {
-	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.set.Faults())
+	return slices.Concat(s.nodeFaults, s.found, s.unanswered, s.unbalanced, s.awayFaults, s.set.Faults())
 }
 
 // allFaults returns the present faults, including the faults of Services that have lacked endpoints for long.
@@ -271,9 +281,10 @@ func (s *Source) First() []model.Service {
 func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) {
 	var again <-chan time.Time
 	wait, inStep, due := retryFirst, false, true
-	looks, graces := time.NewTicker(lookInterval), time.NewTicker(s.lacking.interval())
+	looks, graces, ages := time.NewTicker(lookInterval), time.NewTicker(s.lacking.interval()), time.NewTicker(s.peers.interval())
 	defer looks.Stop()
 	defer graces.Stop()
+	defer ages.Stop()
 	for {
 		if s.work() || due {
 			left, err := s.declare(declare, !inStep)
@@ -297,6 +308,9 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				if !inStep {
 					inStep = true
 					s.options.Log.Info("in step with the cluster", "services", s.set.Len(), "node", s.options.Node)
+					if s.options.Direct.InForce != nil {
+						s.options.Direct.InForce()
+					}
 				}
 			}
 		}
@@ -314,6 +328,8 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 			s.lookAgain()
 		case now := <-graces.C:
 			s.stale = s.lacking.age(now) || s.stale
+		case <-ages.C:
+			s.ageAgents()
 		case <-again:
 			s.set.Readmit()
 			due = true
@@ -407,7 +423,7 @@ func (s *Source) work() (changed bool) {
 	s.mutex.Unlock()
 	defer func() {
 		if !changed {
-			return // nothing has to be brought into force
+			return // no change has to be brought into force
 		}
 		if s.underWay = append(s.underWay, triggers...); s.begun.IsZero() {
 			s.begun = begin
@@ -424,6 +440,11 @@ func (s *Source) work() (changed bool) {
 	}
 	if others && s.readAgents() {
 		for key := range s.outer.services {
+			dirty[key] = true
+		}
+	}
+	if others {
+		for _, key := range s.readPeers() {
 			dirty[key] = true
 		}
 	}

@@ -27,8 +27,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// The client library's fake has no defaults, no validation and no selectors: what depends on those is
-// tested with a real apiserver, in kube/net.
+// The client library's fake has no defaults, no validation and no selectors: kube/net tests the features that need them
+// with a real apiserver.
 
 func service(name, address string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -49,7 +49,7 @@ func node(address string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}}
 }
 
-// node takes services over, and refuses some.
+// taker takes services over, and refuses some.
 type taker struct {
 	mutex  sync.Mutex
 	calls  int
@@ -118,7 +118,7 @@ func (k *taker) awaits(t *testing.T, what, want string) {
 	}
 }
 
-// says waits for a text in the log: what is declared is reported a moment later.
+// says waits for a text in the log: a declaration is reported a moment later.
 func (k *taker) says(t *testing.T, what string) {
 	t.Helper()
 	end := time.Now().Add(30 * time.Second)
@@ -233,7 +233,7 @@ func TestNothingBeforeTheFirstList(t *testing.T) {
 	}
 }
 
-// TestLook: what is in the way on the machine is a fault.
+// TestLook: an obstacle on the machine is a fault.
 func TestLook(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -254,8 +254,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestTell: all faults are told when they are others than before, each with its object; a Service that has had no endpoint
-// for a while is one.
+// TestTell: all faults are sent when they have changed, each with its object; a Service that has had no endpoint for a
+// while is one.
 func TestTell(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	sctp := service("sctp", "10.96.0.2")
@@ -357,7 +357,7 @@ func TestMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(s.Collectors()...)
 	end := time.Now().Add(30 * time.Second)
-	for { // what is declared is counted a moment later
+	for { // a declaration is counted a moment later
 		families, err := registry.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -393,7 +393,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestExplain explains one that there is, and names what there is not.
+// TestExplain explains a Service that exists, and names one that does not.
 func TestExplain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -409,7 +409,7 @@ func TestExplain(t *testing.T) {
 	if err != nil || len(e.Ports) != 1 || len(e.Ports[0].Variants[0].Endpoints) != 1 || len(e.Faults) != 0 {
 		t.Errorf("%+v, %v", e, err)
 	}
-	// The frontends are the other one's.
+	// The frontends belong to the other Service.
 	if e, err := s.Explain("default/b"); err != nil || len(e.Faults) == 0 || e.Faults[0].Code != translate.FrontendTaken {
 		t.Errorf("%+v, %v", e.Faults, err)
 	}

@@ -33,8 +33,8 @@ func summary(c *shuntv1.Cluster) string {
 	return text
 }
 
-// TestStatus: Services are counted by what becomes of them as they come and go; the node is in step from the first time that all
-// is taken over, until something is refused.
+// TestStatus: Services are counted by their states as they come and go; the node is in step from the first time that
+// all is taken over, until something is refused.
 func TestStatus(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	sctp, both, headless, balanced := service("sctp", "10.96.0.2"), service("both", "10.96.0.3"), service("headless", ""), service("balanced", "10.96.0.4")

@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// elect finds the node that should announce the Service's addresses, and the one that stands by for it. Services that share an address have one node, because
-// an address can be at only one.
+// elect finds the node that should announce the Service's addresses, and the node that stands by for it. Services that
+// share an address have one node, because an address can be at only one.
 func (s *translation) elect(endpointSlices []*discoveryv1.EndpointSlice) {
 	if !s.t.Announce || !s.t.Balances(s.service) {
 		return
@@ -63,9 +63,10 @@ func (t *Translator) reaches(node string, address netip.Addr) bool {
 	return !known || slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(address) })
 }
 
-// candidates returns the nodes that may announce these addresses: the nodes that serve a Service and are in the networks of all addresses. If there is none, it
-// returns the nodes that are in the network of at least one address. If there is none, either, it returns all nodes that serve, because a route that the nodes'
-// networks do not show may lead to the addresses.
+// candidates returns the nodes that may announce these addresses: the nodes that serve a Service and are in the
+// networks of all addresses. If there is none, it returns the nodes that are in the network of at least one address. If
+// there is none of these either, it returns all nodes that serve, because a route that the nodes' networks do not show
+// may lead to the addresses.
 func (t *Translator) candidates(addresses []netip.Addr, takes []map[string]bool) []string {
 	reached := map[string]int{}
 	for _, node := range t.Agents {

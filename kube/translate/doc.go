@@ -8,5 +8,6 @@
 //
 // A port of a Service is a service of the balancer, called namespace/name:port. Traffic policies and
 // source ranges that hold only for some of its addresses make more services, with @external,
-// @load-balancer or @cluster at the end of the name.
+// @load-balancer or @cluster at the end of the name. With direct return between nodes, services for clients outside have two levels: NAME@direct, whose backends are nodes,
+// and NAME@here, whose backends are this node's endpoints.
 package translate

@@ -72,7 +72,7 @@ func TestElectionSpreads(t *testing.T) {
 	}
 }
 
-// TestStandby: one node stands by for an address, which is the one that announces it when the first has gone; so nothing moves twice.
+// TestStandby: one node stands by for an address, and announces it when the first has gone; so nothing moves twice.
 func TestStandby(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
 	parts := func(text string, agents ...string) map[model.Announce]string {
@@ -126,7 +126,7 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of whichever port, and all addresses of a Service
+// TestElectionOfLocal: with a local policy the node is one with an endpoint that takes connections, of any port, and all addresses of a Service
 // are announced by one node.
 func TestElectionOfLocal(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
@@ -184,8 +184,8 @@ func TestElectionOfLocal(t *testing.T) {
 	}
 }
 
-// TestElectionOfSharedAddresses: Services that share an address have one node, which serves all of them if there is one, and else one of them; so do
-// Services that share none with each other, but each one with a third.
+// TestElectionOfSharedAddresses: Services that share an address have one node, which serves all of them if there is
+// one, and otherwise one of them; so do Services that share none with each other, but each one with a third.
 func TestElectionOfSharedAddresses(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
 	on := func(more string, addresses []string, nodes ...string) (n translate.Neighbour) {
@@ -235,8 +235,9 @@ func TestElectionOfSharedAddresses(t *testing.T) {
 	}
 }
 
-// TestElectionByNetwork: an address is announced by a node that is in its network and serves it, also where the hash has another one first; where there is none, by one
-// that serves it, with a fault that says so. A node of which nobody knows the networks counts as one that is in all.
+// TestElectionByNetwork: an address is announced by a node that is in its network and serves it, even if the hash has
+// another one first; if there is none, by a node that serves it, with a fault that says so. A node whose networks
+// nobody knows counts as a node in all.
 func TestElectionByNetwork(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
 	on := func(more string, nodes ...string) (text string) {
@@ -307,8 +308,8 @@ func TestElectionByNetwork(t *testing.T) {
 	}
 }
 
-// TestExplainedElection: an explanation has the node that the agents elect, for each of a Service's ports, also where the endpoints of one
-// port are on other nodes than those of another one, and where another Service has the address, too.
+// TestExplainedElection: an explanation has the node that the agents elect, for each of a Service's ports, even if the
+// endpoints of one port are on other nodes than the endpoints of another, and if another Service has the address, too.
 func TestExplainedElection(t *testing.T) {
 	const local = ", externalTrafficPolicy: Local"
 	two := strings.Replace(balanced(local, "192.0.2.7"), "ports: [", "ports: [{name: dns, port: 53, protocol: UDP, targetPort: 5353}, ", 1)

@@ -15,7 +15,7 @@ import (
 type standing int
 
 const (
-	gone    standing = iota // not ready, or ends and serves no more
+	gone    standing = iota // not ready, or ends and does not serve any more
 	parting                 // ends, and still serves (KEP-1669)
 	ready
 )
@@ -145,10 +145,10 @@ func standingOf(c discoveryv1.EndpointConditions) standing {
 	return gone
 }
 
-// chosen returns the backends for a traffic policy. Backends with weight 1 take new flows: the endpoints
-// that are ready or, if there is none, endpoints that end but still serve (KEP-1669). All others
-// have weight 0 and keep their flows, except for UDP, where a client that goes on sending would stay
-// with an endpoint that is gone for ever. elsewhere: other nodes could serve flows that this node must not.
+// chosen returns the backends for a traffic policy. Backends with weight 1 take new flows: the endpoints that are ready
+// or, if there is none, endpoints that end but still serve (KEP-1669). All others have weight 0 and keep their flows,
+// except for UDP, where a client that goes on sending would stay with a gone endpoint without end. elsewhere: other
+// nodes could serve flows that this node must not.
 func (t *Translator) chosen(endpoints []endpoint, local bool, protocol model.Protocol) (backends []model.Backend, elsewhere bool) {
 	for _, is4 := range []bool{true, false} {
 		var candidates []endpoint

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// Explanation says how a Service is served, and why.
+// Explanation has the ways in which a Service is served, and the reasons.
 type Explanation struct {
 	// Unserved is the reason why the Service is left alone; empty: it is not.
 	Unserved string
@@ -27,13 +27,16 @@ type PortExplanation struct {
 	Name     string // may be empty
 	Port     int32
 	Protocol corev1.Protocol
-	Variants []VariantExplanation // none: the port is not served, and a fault says why
+	Variants []VariantExplanation // none: the port is not served, and a fault has the reason
+	// NAT is the reason why clients outside are not served by direct return, as the translator should; empty: they are, or it should not.
+	NAT string
 }
 
 // VariantExplanation explains one of the balancer's services for a port.
 type VariantExplanation struct {
 	model.Service
-	Endpoints []EndpointExplanation // all endpoints of the EndpointSlices, including endpoints that are no backends
+	// Endpoints are all endpoints of the EndpointSlices, including endpoints that are no backends. If the backends are nodes, they are all endpoints of the family.
+	Endpoints []EndpointExplanation
 }
 
 // EndpointExplanation explains one endpoint.
@@ -58,10 +61,16 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 		for _, served := range s.services[before:] {
 			v := VariantExplanation{Service: served}
 			for _, endpoint := range s.endpoints(port, endpointSlices) {
-				v.Endpoints = append(v.Endpoints, endpoint.explained(&served))
+				switch {
+				case !served.Policy.Tunnelled:
+					v.Endpoints = append(v.Endpoints, endpoint.explained(&served))
+				case endpoint.Address.Is4() == served.Frontends[0].Address.Is4():
+					v.Endpoints = append(v.Endpoints, s.throughNode(endpoint, &served))
+				}
 			}
 			explained.Variants = append(explained.Variants, v)
 		}
+		explained.NAT = s.natWhy
 		e.Ports = append(e.Ports, explained)
 	}
 	whole := s.end(endpointSlices)
@@ -91,23 +100,52 @@ func (e endpoint) explained(service *model.Service) EndpointExplanation {
 	x := EndpointExplanation{BackendAddress: e.BackendAddress, Pod: e.name}
 	at := slices.IndexFunc(service.Backends, func(b model.Backend) bool { return b.BackendAddress == e.BackendAddress })
 	x.Takes = at >= 0 && service.Backends[at].Weight > 0
-	local := service.Forwarding == model.ForwardingNATDestination
-	switch {
-	case local && !e.local:
+	if service.Forwarding == model.ForwardingNATDestination && !e.local {
 		x.Why = "on another node, and the traffic policy is Local"
-	case x.Takes && e.standing == parting:
-		x.Why = "terminating, still serving, and no endpoint is ready"
-	case x.Takes:
-		x.Why = "ready"
-	case e.standing == ready:
-		x.Why = "ready, but its hints are for other nodes or zones"
-	case e.standing == parting:
-		x.Why = "terminating; others are ready"
-	default:
-		x.Why = "not ready, or terminating and not serving"
+		if service.Frontends[0].Protocol&model.Tunnelled != 0 {
+			x.Why = "on another node, and the packets are for endpoints of this one"
+		}
+		return x
 	}
+	x.Why = e.why(x.Takes)
 	if !x.Takes && at >= 0 {
-		x.Why += "; it keeps its connections"
+		x.Why += keeps
 	}
 	return x
+}
+
+// keeps follows the reason why an endpoint that has connections takes no more.
+const keeps = "; it keeps its connections"
+
+// throughNode returns the part of an endpoint in a service whose backends are nodes.
+func (s *translation) throughNode(e endpoint, service *model.Service) EndpointExplanation {
+	x := EndpointExplanation{BackendAddress: e.BackendAddress, Pod: e.name, Takes: s.direct.takes[e.BackendAddress]}
+	x.Why = e.why(x.Takes)
+	if s.t.Away[e.node] {
+		x.Why = "the agent of its node is not ready"
+	}
+	if !x.Takes && slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Name == e.node }) {
+		x.Why += keeps
+	}
+	where := "on node " + e.node
+	if e.local {
+		where = "on this node"
+	}
+	x.Why += ", " + where
+	return x
+}
+
+// why returns the reason why an endpoint that could be a backend takes new connections, or does not.
+func (e endpoint) why(takes bool) string {
+	switch {
+	case takes && e.standing == parting:
+		return "terminating, still serving, and no endpoint is ready"
+	case takes:
+		return "ready"
+	case e.standing == ready:
+		return "ready, but its hints are for other nodes or zones"
+	case e.standing == parting:
+		return "terminating; others are ready"
+	}
+	return "not ready, or terminating and not serving"
 }

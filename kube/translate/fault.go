@@ -11,13 +11,14 @@ type Code string
 const (
 	// SCTPRefused is a port with a protocol that the data plane does not have.
 	SCTPRefused Code = "sctp_refused"
-	// ObjectInvalid is a part of an object that an apiserver would not have let in, or that has no meaning here.
+	// ObjectInvalid is a part of an object that an apiserver would have refused, or that has no meaning here.
 	ObjectInvalid Code = "object_invalid"
 	// FamilyUnserved is an address of a family that the Service's cluster IPs do not have.
 	FamilyUnserved Code = "family_unserved"
 	// NodeAddressMissing is a node port without an address of this node to serve it at.
 	NodeAddressMissing Code = "node_address_missing"
-	// PodRangeMissing is a node that does not say which addresses its pods have, although packets of pods have to be told apart.
+	// PodRangeMissing is a node without the ranges of its pods' addresses, although packets of pods have to be
+	// recognised.
 	PodRangeMissing Code = "pod_range_missing"
 	// AffinityShortened is a session affinity that is longer than the data plane keeps one.
 	AffinityShortened Code = "affinity_shortened"
@@ -27,7 +28,7 @@ const (
 	EndpointsMissing Code = "endpoints_missing"
 	// FrontendTaken is an address and port that another Service has.
 	FrontendTaken Code = "frontend_taken"
-	// ServiceRefused is a service that the rest of the node does not let in.
+	// ServiceRefused is a service that the rest of the node refuses.
 	ServiceRefused Code = "service_refused"
 	// PoolExhausted is a Service of type LoadBalancer that gets no address, because none of the pool's is free.
 	PoolExhausted Code = "pool_exhausted"
@@ -37,6 +38,8 @@ const (
 	AddressRefused Code = "address_refused"
 	// NetworkUnreached is a load balancer's address that is announced by a node outside the address's network.
 	NetworkUnreached Code = "network_unreached"
+	// AgentAway is a node that gets no new connections from other nodes, because its agent has not been ready for long.
+	AgentAway Code = "agent_away"
 	// KubeProxyFound is a kube-proxy, or its rules, on this node.
 	KubeProxyFound Code = "kube_proxy_found"
 )

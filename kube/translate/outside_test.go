@@ -11,7 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/translate"
 )
 
-// TestOutside: external IPs that are for clients outside alone are a service of their own, which sockets have not and pods are denied. All else is as it was.
+// TestOutside: external IPs that are for clients outside alone are a service of their own, which sockets do not have
+// and pods are denied. The rest is unchanged.
 func TestOutside(t *testing.T) {
 	pods := here
 	pods.Pods = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
@@ -58,7 +59,8 @@ default/web@external-ips nat-destination rejects deny=[0.0.0.0/32 ::/128 10.244.
 	}
 }
 
-// TestPodRanges: those of both families, or of the field of before; one that is none is a fault.
+// TestPodRanges: the ranges of both families, or of the field from before dual stack; a text that is no range is a
+// fault.
 func TestPodRanges(t *testing.T) {
 	for _, c := range []struct {
 		spec corev1.NodeSpec

@@ -13,10 +13,10 @@ import (
 // Key names a Service: "namespace/name".
 type Key = string
 
-// Set has the translations of all Services. An address and port belongs to one of them: if several
-// Services want it, to the one that was created first, and if two were created in one second, to the first by name. So
-// all nodes agree without talking. The cost of a change depends on the Service that changes, and on
-// Services that want the same frontends.
+// Set has the translations of all Services. An address and port belongs to one of them: if several Services want it, to
+// the one that was created first, and if two were created in one second, to the first by name. So all nodes agree
+// without talking. The cost of a change depends on the Service that changes, and on Services that want the same
+// frontends.
 type Set struct {
 	members map[Key]*member
 	claims  map[model.Frontend][]*member // the owner first
@@ -138,7 +138,8 @@ func (s *Set) HealthSettled() { s.unheard = false }
 // Len returns the number of services of the balancer.
 func (s *Set) Len() int { return len(s.services) }
 
-// Count returns how many Services are served without a fault, with one, and not at all. Services that yield nothing, without a fault, are not counted.
+// Count returns the numbers of Services that are served without a fault, with one, and not at all. Services that yield
+// nothing, without a fault, are not counted.
 func (s *Set) Count() (whole, part, none int) {
 	part, none = len(s.partly), len(s.bare)
 	return len(s.members) - part - none, part, none
@@ -168,6 +169,9 @@ func (s *Set) Faults() (all []Fault) {
 	return all
 }
 
+// secondary marks frontends that a Service has beside the ordinary ones: another frontend has their faults.
+const secondary = model.Inside | model.Tunnelled
+
 // Lacking returns the names of a Service's services without an endpoint that takes connections, on any node.
 func (s *Set) Lacking(key Key) (names []string) {
 	m := s.members[key]
@@ -176,8 +180,8 @@ func (s *Set) Lacking(key Key) (names []string) {
 	}
 	for i := range m.services {
 		service := &m.services[i]
-		everywhere := service.Frontends[0].Protocol&model.Inside != 0 // another service has the same endpoints, and is reported
-		if service.Policy.Rejects && !everywhere && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
+		other := service.Frontends[0].Protocol&secondary != 0 // another service has the same endpoints, and is reported
+		if service.Policy.Rejects && !other && !slices.ContainsFunc(service.Backends, func(b model.Backend) bool { return b.Weight > 0 }) {
 			names = append(names, service.Name)
 		}
 	}
@@ -227,7 +231,7 @@ func (s *Set) settle(m *member) {
 		for _, f := range service.Frontends {
 			owner := s.claims[f][0]
 			switch {
-			case owner != m && f.Protocol&model.Inside != 0: // another frontend has its faults
+			case (owner != m || had[f] != "") && f.Protocol&secondary != 0:
 			case owner != m:
 				found.add(FrontendTaken, object, "give one of them another address or port", "%s is not served for it: Service %s was there first", f, owner.key)
 			case had[f] != "":

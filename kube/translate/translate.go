@@ -51,6 +51,14 @@ type Translator struct {
 	Beside func(*corev1.Service) []Neighbour
 	// Outside keeps external IPs from clients in the cluster: they are for clients outside.
 	Outside bool
+	// Direct is model.ForwardingDSRIPIP or model.ForwardingDSRGUE if nodes send packets of clients outside to each other through such tunnels, so that pods see
+	// the clients' addresses; see level. Any other value: they use NAT.
+	Direct model.Forwarding
+	// Peers are the nodes whose agents take packets out of these tunnels, each with its addresses. This node is one of them, whether or not it is in the map.
+	Peers map[string][]netip.Addr
+	// Away are the nodes whose agents do not take packets out of tunnels at present, although they should: they have never been ready, or not been ready for long. New
+	// connections avoid these nodes. A node that is in Peers, too, keeps its connections.
+	Away map[string]bool
 }
 
 // Neighbour is a Service with its EndpointSlices.
@@ -131,7 +139,7 @@ func (t *Translator) Service(service *corev1.Service, endpointSlices []*discover
 	return s.end(endpointSlices)
 }
 
-// begin finds what a Service's ports have in common.
+// begin finds the common properties of a Service's ports.
 func (t *Translator) begin(service *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) *translation {
 	s := &translation{t: t, service: service, object: "Service " + service.Namespace + "/" + service.Name}
 	s.families()
@@ -215,6 +223,8 @@ type translation struct {
 	services  []model.Service
 	faults    faults
 	announced []Announcement
+	direct    *level         // of the last port; nil: it is not served by direct return
+	natWhy    string         // why the last port is served by NAT instead; empty: it is not, or nothing else is wanted
 	announcer string         // the node that should announce its addresses; empty: each agent asks for them, or none can announce them
 	part      model.Announce // of this node: it announces them, stands by, or does neither (empty)
 }
@@ -275,8 +285,10 @@ func (s *translation) affinity() {
 type variant struct {
 	suffix    string
 	frontends []model.Frontend
-	local     bool // backends only on this node
-	inside    bool // for clients outside the cluster: clients inside have another variant at the same frontends
+	local     bool   // backends only on this node
+	here      bool   // local, for packets out of tunnels: see level
+	level     *level // backends are nodes; nil: they are endpoints
+	inside    bool   // for clients outside the cluster: clients inside have another variant at the same frontends
 	allow     []netip.Prefix
 	deny      []netip.Prefix
 	announce  bool
@@ -284,6 +296,7 @@ type variant struct {
 
 // port adds the services of one port.
 func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discoveryv1.EndpointSlice) {
+	s.direct, s.natWhy = nil, ""
 	protocol, ok := s.protocol(port)
 	if !ok {
 		return
@@ -294,7 +307,8 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	outer := variant{suffix: "@external", local: s.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal}
 	external := outer
 	external.suffix, external.frontends = "@external-ips", s.frontends(s.externalIPs(), port.Port, protocol)
-	outer.frontends = s.nodePort(port, protocol)
+	nodePorts := s.nodePort(port, protocol)
+	outer.frontends = nodePorts
 	if s.t.Outside {
 		external.deny = s.pods(external.frontends)
 	} else {
@@ -309,12 +323,13 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 		outer.frontends = append(outer.frontends, balancer.frontends...)
 		balancer.frontends = nil
 	}
+	second := s.levels(&outer, &external, &balancer, endpoints, nodePorts, protocol)
 	everywhere := variant{suffix: "@cluster"}
 	outer.forInside(&inner, &everywhere)
 	if !limited {
 		balancer.forInside(&inner, &everywhere)
 	}
-	if outer.local == inner.local {
+	if outer.local == inner.local && outer.level == nil {
 		inner.frontends, inner.inside = append(inner.frontends, outer.frontends...), outer.inside
 		outer.frontends = nil
 	}
@@ -322,7 +337,7 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 	if port.Name != "" {
 		name += ":" + port.Name
 	}
-	for _, v := range []variant{inner, everywhere, outer, external, balancer} {
+	for _, v := range slices.Concat([]variant{inner, everywhere}, outer.halves(), external.halves(), balancer.halves(), second) {
 		if len(v.frontends) > 0 {
 			service := s.serviceOf(name, v, endpoints, protocol)
 			s.services = append(s.services, service)
@@ -335,9 +350,9 @@ func (s *translation) port(port *corev1.ServicePort, endpointSlices []*discovery
 
 // forInside lets clients in the cluster reach all endpoints at external frontends, even with a policy Local for clients outside: no
 // balancer that knows the endpoints has sent a client in the cluster to this node, and kube-proxy does the
-// same (short circuit in pkg/proxy/nftables). If inner is for all endpoints, it gets the frontends, otherwise everywhere gets them.
+// same (short circuit in pkg/proxy/nftables). With direct return they reach endpoints past all tunnels. If inner is for all endpoints, it gets the frontends, otherwise everywhere gets them.
 func (v *variant) forInside(inner, everywhere *variant) {
-	if !v.local {
+	if !v.local && v.level == nil {
 		return
 	}
 	to := inner
@@ -360,9 +375,9 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		AffinityTimeout: s.sticky, AllowFrom: v.allow, DenyFrom: v.deny,
 		// Without any endpoint clients are refused at once. With an endpoint on another node they are
 		// not: a balancer in front sends them there as soon as it has noticed, and a refusal would be final.
-		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving},
+		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving && !v.here},
 	}
-	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would choose the same pod for ever
+	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would always choose the same pod
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true
 	}
 	if v.announce && s.part != "" && (!v.local || slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight > 0 })) {
@@ -370,6 +385,9 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 	}
 	if v.local {
 		service.Forwarding = model.ForwardingNATDestination // the pod sees the client, as the policy demands
+	}
+	if v.level != nil {
+		service.Forwarding, service.Policy.Tunnelled, service.Backends = s.t.Direct, true, v.nodes()
 	}
 	return service
 }

@@ -89,7 +89,7 @@ const (
 // with is a Service of one port with more in its spec.
 func with(more string) string { return strings.Replace(onePort, "spec: {", "spec: {"+more+", ", 1) }
 
-// rules are objects, and the dump of what they come to; a rule each.
+// rules are objects, and the dump of their translation; a rule each.
 var rules = []struct{ name, objects, want string }{
 	{"a cluster IP and a pod", onePort + "\n---\n" + onePod, `
 default/web nat rejects
@@ -460,7 +460,7 @@ frontend_taken Service x/old: tcp 10.0.0.4:0 is not served for x/old@external: i
 `)
 }
 
-// TestHealth: pods on this node that are ready count, each once, whatever its ports and families.
+// TestHealth: pods on this node that are ready count, each once, with any number of ports and families.
 func TestHealth(t *testing.T) {
 	const spec = "spec: {clusterIPs: [10.96.0.10, 'fd00:96::10'], healthCheckNodePort: 31000, ports: [{port: 80}, {name: x, port: 81}]}"
 	const ports = "\n---\nports: [{name: '', port: 8080}, {name: x, port: 8081}]\nendpoints:\n"
@@ -498,7 +498,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestMoving: all services leave to the host what began before, if they are told to, and none otherwise.
+// TestMoving: if they are told to, all services leave connections that began before to the host, and
+// otherwise none does.
 func TestMoving(t *testing.T) {
 	service, endpointSlices := objects(t, strings.Replace(with("externalTrafficPolicy: Local, externalIPs: [192.0.2.1]"), "ClusterIP,", "NodePort,", 1)+"\n---\n"+onePod)
 	for _, moving := range []bool{false, true} {

@@ -19,8 +19,8 @@ func writeManual(folder, version string, at time.Time) error {
 	return doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "shunt " + version, Manual: "shunt", Date: &at}, folder)
 }
 
-// writeCompletions writes what bash, zsh and fish need to complete commands and flags, under
-// the names that each looks for.
+// writeCompletions writes the scripts with which bash, zsh and fish complete commands and flags, under
+// the names that each shell looks for.
 func writeCompletions(folder string) error {
 	root := commands.Command()
 	for name, write := range map[string]func(*cobra.Command, io.Writer) error{

@@ -1,11 +1,11 @@
-// Release builds what is published, for each architecture: a tarball and a .deb with the
+// Release builds the published files, for each architecture: a tarball and a .deb with the
 // static binary, manual pages, completions, the unit and the documents; and SHA256SUMS.
 //
 //	go run ./packaging/release --version 0.1.0 --out dist
 //
 // The same commit gives the same bytes, on any machine: no paths, no times but the commit's
-// (SOURCE_DATE_EPOCH, if set), no order but the alphabet's. The .deb is made by nfpm, run at a
-// pinned version.
+// (SOURCE_DATE_EPOCH, if set), no order but the alphabet's. nfpm, at a pinned version, makes
+// the .deb.
 package main
 
 import (
@@ -40,7 +40,7 @@ var architectures = []string{"amd64", "arm64"}
 var documents = []string{"README.md", "CHANGELOG.md", "KNOWN_ISSUES.md", "SECURITY.md", "LICENSE", "LICENSES/BSD-2-Clause.txt",
 	"LICENSES/GPL-2.0-only.txt", "packaging/shunt.yaml", "packaging/systemd/shunt.service", "packaging/systemd/shunt-guard.service"}
 
-// release is one run.
+// release has the settings of one run.
 type release struct {
 	version    string
 	maintainer string
@@ -97,7 +97,7 @@ func (r *release) run(ctx context.Context) (err error) {
 
 var versionForm = regexp.MustCompile(`^[0-9][0-9A-Za-z.+~-]*$`)
 
-// settle finds version and time.
+// settle finds the version and the time.
 func (r *release) settle(ctx context.Context) error {
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	var err error
@@ -154,7 +154,7 @@ func (r *release) generated() error {
 	return writeCompletions(filepath.Join(r.stage, "completions"))
 }
 
-// clearOut makes the folder for the result, without what an earlier run has left there.
+// clearOut makes the folder for the result, and removes an earlier run's files from it.
 func (r *release) clearOut() error {
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
@@ -268,7 +268,7 @@ func (r *release) tarball(arch, binary string) error {
 	return os.WriteFile(filepath.Join(r.out, folder+".tar.gz"), compressed(content.Bytes()), 0o644)
 }
 
-// compressed is gzip without a name and a time.
+// compressed returns data compressed by gzip, without a name and a time.
 func compressed(data []byte) []byte {
 	var b bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // the level is right
@@ -300,7 +300,7 @@ func (r *release) sums() error {
 	return os.WriteFile(filepath.Join(r.out, "SHA256SUMS"), []byte(text.String()), 0o644)
 }
 
-// output runs a command, with more environment, and returns what it printed.
+// output runs a command, with variables in addition to the environment, and returns its output.
 func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

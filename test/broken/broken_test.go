@@ -12,14 +12,14 @@ import (
 	"github.com/shunt-lb/shunt/test/variant"
 )
 
-// breakage is a program that is wrong in one way, and the test that has to fail for it.
+// breakage is a program with one fault, and the test that has to fail for it.
 type breakage struct {
 	name string
 	variant.Change
-	test    string // of the package, by its name
+	test    string // its name in the package
 	in      string // the package, seen from test/
-	says    string // part of what the test prints
-	twoCPUs bool   // what is wrong shows where two CPUs meet
+	says    string // part of the test's output
+	twoCPUs bool   // the fault shows only with two CPUs
 }
 
 var breakages = []breakage{
@@ -176,11 +176,11 @@ var breakages = []breakage{
 	},
 }
 
-// stamping is the package whose tests are about stamps of probes.
+// stamping is the package that tests stamps of probes.
 const stamping = "../internal/lb/datapath/attach"
 
-// TestBreakagesAreNoticed compiles each broken program and has the test fail that is about it. With
-// nothing broken, and compiled the same way, all of them pass.
+// TestBreakagesAreNoticed compiles each broken program and expects its test to fail. Without a fault,
+// and compiled in the same way, all of the tests pass.
 func TestBreakagesAreNoticed(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes network namespaces")
@@ -219,7 +219,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	}
 }
 
-// compile makes the XDP object of the sources with these changes, in a directory that it makes.
+// compile makes the XDP object from the sources with these changes, in a directory that it makes.
 func compile(t *testing.T, dir string, changes ...variant.Change) (object string) {
 	t.Helper()
 	if err := variant.Sources("../../bpf", dir, changes...); err != nil {
@@ -230,10 +230,10 @@ func compile(t *testing.T, dir string, changes ...variant.Change) (object string
 	return object
 }
 
-// binary is where the tests of a package are.
+// binary is the path of a package's test binary.
 func binary(dir, in string) string { return filepath.Join(dir, filepath.Base(in)+".test") }
 
-// run has tests of a package meet the program in the object.
+// run runs tests of a package with the program in the object.
 func run(dir, in, tests, object string) (out string, err error) {
 	command := exec.Command(binary(dir, in), "-test.run", "^("+tests+")$")
 	command.Dir = "../" + in

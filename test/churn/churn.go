@@ -1,4 +1,4 @@
-// Package churn has the kernel allocate memory for processes that begin and end.
+// Package churn makes the kernel allocate memory for processes that begin and end.
 package churn
 
 import (
@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Begin has a shell make processes until end is called or the test ends. For a machine that does nothing else the kernel may allocate no
-// memory for a second, and a tool leaves its own process out.
+// Begin starts a shell that makes processes until end is called or the test ends. On an idle machine the kernel may
+// allocate no memory for a second, and a tool does not count its own process.
 func Begin(t testing.TB) (end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -19,6 +19,6 @@ func Begin(t testing.TB) (end func()) {
 	}
 	return func() {
 		cancel()
-		_ = shell.Wait() // it is killed
+		_ = shell.Wait() // it is killed, so the error says nothing
 	}
 }

@@ -16,11 +16,11 @@ type registers uint16
 const (
 	allRegisters registers = 1<<10 - 1
 	arguments    registers = 0b111110 // R1 to R5
-	clobbered    registers = 0b111111 // what a call leaves nothing in: R0 has the result
+	clobbered    registers = 0b111111 // the registers that a call leaves nothing in: R0 has the result
 )
 
-// helperArguments is how many arguments helpers have; others are taken to have five, which leaves
-// less room and does no other harm.
+// helperArguments has the number of arguments of helpers. Other helpers are taken to have five, which leaves less
+// room and does no other harm.
 var helperArguments = map[asm.BuiltinFunc]int{
 	asm.FnJiffies64: 0, asm.FnGetPrandomU32: 0, asm.FnMapLookupElem: 2, asm.FnMapDeleteElem: 2, asm.FnXdpAdjustHead: 2,
 	asm.FnXdpAdjustTail: 2, asm.FnXdpGetBuffLen: 1, asm.FnTailCall: 3, asm.FnRedirectMap: 3, asm.FnMapUpdateElem: 4,
@@ -34,27 +34,27 @@ func setOf(list ...asm.Register) (set registers) {
 	return set
 }
 
-// block is a piece of a program that runs from its first instruction to its last, or not at all.
+// block is a part of a program that runs from its first instruction to its last, or not at all.
 type block struct {
 	first, end int    // of the program's instructions, end is behind the last
 	function   string // that it is part of
 	isEntry    bool   // of the function
 	next, prev []int  // blocks
 	live       registers
-	free       int            // registers where its counter stands; two count, one only notes
+	free       int            // registers at the place of its counter; with two it counts, with one it only notes
 	lookups    map[string]int // by map
 	calls      map[string]int // of all other helpers, by name
 }
 
-// graph is a program, with all functions that it calls, in blocks.
+// graph is a program, with all functions that it calls, cut into blocks.
 type graph struct {
 	code   asm.Instructions
 	blocks []block
-	at     map[int]int // an instruction that a block begins with -> the block
-	target map[int]int // a jump -> where it goes
+	at     map[int]int // a block's first instruction -> the block
+	target map[int]int // a jump -> its target
 }
 
-// newGraph cuts a program into blocks, and finds out which registers are in use where.
+// newGraph cuts a program into blocks, and finds the registers that are in use at each.
 func newGraph(code asm.Instructions) (*graph, error) {
 	g := &graph{code: slices.Clone(code), at: map[int]int{}, target: map[int]int{}}
 	if err := g.findTargets(); err != nil {
@@ -77,20 +77,19 @@ func isJump(ins asm.Instruction) bool {
 	return ins.OpCode.Class().IsJump() && op != asm.Call && op != asm.Exit
 }
 
-// isEnd is whether a block ends with the instruction. A tail call may leave the program, and no
-// other call does.
+// isEnd reports whether the instruction ends a block. A tail call may leave the program; no other call does.
 func isEnd(ins asm.Instruction) bool {
 	return isJump(ins) || ins.OpCode.JumpOp() == asm.Exit || ins.IsBuiltinCall() && asm.BuiltinFunc(ins.Constant) == asm.FnTailCall
 }
 
-// isAlways is whether a jump is one without a condition, and isFar whether it has its distance
-// where others have a constant.
+// isAlways reports whether a jump has no condition, and isFar whether its distance is in the field where others
+// have a constant.
 func isAlways(ins asm.Instruction) bool { return ins.OpCode.JumpOp() == asm.Ja }
 func isFar(ins asm.Instruction) bool {
 	return isAlways(ins) && ins.OpCode.Class() == asm.Jump32Class
 }
 
-// findTargets finds where jumps go. The compiler's have a distance in slots of eight bytes; those
+// findTargets finds the targets of jumps. The compiler's jumps have a distance in slots of eight bytes; the jumps
 // of a hand-written program have a name.
 func (g *graph) findTargets() error {
 	bySlot, byName := map[asm.RawInstructionOffset]int{}, map[string]int{}
@@ -169,21 +168,22 @@ func (g *graph) cut() error {
 }
 
 func (g *graph) join(from, to int) {
-	if slices.Contains(g.blocks[from].next, to) { // a jump to what is next anyway
+	if slices.Contains(g.blocks[from].next, to) { // a jump to the next instruction
 		return
 	}
 	g.blocks[from].next = append(g.blocks[from].next, to)
 	g.blocks[to].prev = append(g.blocks[to].prev, from)
 }
 
-// isFunction is whether something calls the name, or takes its address.
+// isFunction reports whether an instruction calls the name, or takes its address.
 func (g *graph) isFunction(name string) bool {
 	return slices.ContainsFunc(g.code, func(ins asm.Instruction) bool {
 		return ins.IsFunctionReference() && ins.Reference() == name
 	})
 }
 
-// argumentsOf are the registers that a call reads: of a function in the program, the ones that the function reads.
+// argumentsOf returns the registers that a call reads; for a function in the program, the ones that the function
+// reads.
 func (g *graph) argumentsOf(call asm.Instruction) registers {
 	if call.IsFunctionCall() {
 		for _, b := range g.blocks {
@@ -198,7 +198,7 @@ func (g *graph) argumentsOf(call asm.Instruction) registers {
 	return arguments
 }
 
-// effect is which registers an instruction reads, and which it writes.
+// effect returns the registers that an instruction reads, and the ones that it writes.
 func (g *graph) effect(ins asm.Instruction) (reads, writes registers, err error) {
 	op, dst, src := ins.OpCode, setOf(ins.Dst), setOf(ins.Src)
 	switch class := op.Class(); {
@@ -240,14 +240,14 @@ func (g *graph) effect(ins asm.Instruction) (reads, writes registers, err error)
 	return 0, 0, fmt.Errorf("%v is an instruction that nobody has thought of here", ins)
 }
 
-// before are the registers in use before an instruction, by the ones in use behind it.
+// before returns the registers in use before an instruction, from the ones in use behind it.
 func (g *graph) before(ins asm.Instruction, behind registers) (registers, error) {
 	reads, writes, err := g.effect(ins)
 	return behind&^writes | reads, err
 }
 
-// behind are the registers in use at a block's end. A function that returns leaves R0 alone; what its
-// caller keeps in R6 to R9 is out of its reach.
+// behind returns the registers in use at a block's end. A function that returns leaves R0 alone; its caller's
+// values in R6 to R9 are out of its reach.
 func (g *graph) behind(b *block) (live registers) {
 	for _, next := range b.next {
 		live |= g.blocks[next].live
@@ -255,7 +255,7 @@ func (g *graph) behind(b *block) (live registers) {
 	return live
 }
 
-// findLive goes round until nothing changes any more, because code has loops.
+// findLive repeats until nothing changes any more, because code has loops.
 func (g *graph) findLive() error {
 	for changed := true; changed; {
 		changed = false
@@ -274,9 +274,9 @@ func (g *graph) findLive() error {
 	return nil
 }
 
-// room is where in a block a counter can stand: before an instruction with two registers free, or
-// if there is none, with one, and these. A function's first instruction stays its first, which the
-// kernel wants the function's name and line at.
+// room finds the place for a counter in a block: before an instruction with two registers free, or if there is
+// none, with one. It returns these registers. A function's first instruction stays first, because the kernel wants
+// the function's name and line there.
 func (g *graph) room(b *block) (at int, free []asm.Register) {
 	live := g.behind(b)
 	for i := b.end - 1; i >= b.first && len(free) < 2; i-- {
@@ -297,7 +297,7 @@ func (g *graph) room(b *block) (at int, free []asm.Register) {
 	return at, free
 }
 
-// isRepeated is whether a block may run more than once when its function is called once.
+// isRepeated reports whether a block may run more than once in one call of its function.
 func (g *graph) isRepeated(b int) bool {
 	seen := map[int]bool{}
 	var reach func(from int) bool
@@ -354,8 +354,8 @@ func helperName(f asm.BuiltinFunc) string {
 	return strings.ToLower(wordBoundary.ReplaceAllString(strings.TrimPrefix(f.String(), "Fn"), "${1}_$2"))
 }
 
-// mapsIn finds which maps a register may name before an instruction of a block, going back to
-// where it was written.
+// mapsIn finds the maps that a register may point to before an instruction of a block, going back to the
+// instruction that wrote it.
 func (g *graph) mapsIn(r asm.Register, b *block, at int, seen map[int]bool, found map[string]bool) {
 	for i := at - 1; i >= b.first; i-- {
 		ins := g.code[i]

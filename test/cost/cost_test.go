@@ -1,7 +1,7 @@
-// Package cost records what the programs weigh, and what packets cost: how many instructions,
-// look-ups and calls are run for each. It fails when one grows without anybody having said so.
-// See record.txt and packets.txt. Bytes of machine code are in neither: they depend on the CPU
-// (one that guards returns against speculation makes four or five bytes more of each).
+// Package cost records the weight of the programs, and the cost of packets: the instructions, look-ups and calls that
+// run for each. It fails when a figure grows without an approval. See record.txt and packets.txt. Bytes of machine code
+// are in neither: they depend on the CPU (a CPU that guards returns against speculation makes each four or five bytes
+// longer).
 //
 //	go test ./test/cost                                                     (as root)
 //	go test ./test/cost -run TestNoPacketCostsMoreUnapproved -v -where 10   where the instructions are
@@ -31,7 +31,8 @@ import (
 
 var update = flag.Bool("update", false, "write this kernel's part of record.txt, and what is the same on all, instead of comparing with it")
 
-// objects are the objects with programs that the binary embeds, by product; paths begin at this package.
+// objects are the patterns of the objects with programs that the binary embeds, by product; paths begin at this
+// package.
 var objects = map[string][]string{
 	"balancer":      {"../../internal/lb/*/*_bpfel.o", "../../internal/lb/datapath/*/*_bpfel.o"},
 	"UDP path":      {"../../internal/udp/*/*_bpfel.o"},
@@ -41,23 +42,22 @@ var objects = map[string][]string{
 }
 
 // hasAlternatives are the products with programs that a kernel may refuse: the product then takes another program of the
-// same purpose, or says what the kernel lacks. The record names each refusal.
+// same purpose, or names the feature that the kernel lacks. The record names each refusal.
 var hasAlternatives = map[string]bool{"diagnosis": true, "guard": true}
 
 const recordFile = "record.txt"
 
-// mapSize replaces the placeholders in maps.h. Real sizes take memory, and differ from this
-// one in no instruction; 4096 takes as many bytes in machine code as they do.
+// mapSize replaces the placeholders in maps.h. Real sizes take memory, but change no instruction; 4096 takes as many
+// bytes in machine code as they do.
 const mapSize = 4096
 
-// constants of one way of loading an object. What an object does not have is left out.
+// variant has the constants of one way to load an object. Constants that an object does not have are left out.
 type variant struct {
 	name      string
 	constants map[string]any
 }
 
-// variants of the balancer's programs, as internal/lb/datapath/load.go has them. Numbers stand for
-// any.
+// variants of the balancer's programs, as internal/lb/datapath/load.go has them. Each number stands for any number.
 var (
 	plain    = variant{"native", with(0, 0, 0)}
 	variants = map[ebpf.ProgramType][]variant{
@@ -75,19 +75,20 @@ var (
 	}
 )
 
-// with is without features or with all, of the other modes and native.
+// with returns the constants of a variant: its features, whether it is for generic mode, and whether sending back is a
+// redirect, as on veth.
 func with(features uint32, generic, back uint8) map[string]any {
 	return map[string]any{"features": features, "generic_mode": generic, "redirect_back": back, "interface_index": uint32(1),
 		"handshake_count": uint32(mapSize), "tracked_count": uint32(mapSize), "jiffies_per_second": uint32(250), "tick_shift": uint8(8)}
 }
 
-// at is that at tc, for what comes in or for what the host sends.
+// at adds the direction at tc: packets that come in, or packets that the host sends.
 func at(outbound uint8, constants map[string]any) map[string]any {
 	constants["outbound"] = outbound
 	return constants
 }
 
-// TestNoProgramGrowsUnapproved is of programs as they were compiled, which no kernel has a part in.
+// TestNoProgramGrowsUnapproved compares the compiled programs, before any kernel has loaded them.
 func TestNoProgramGrowsUnapproved(t *testing.T) {
 	now := map[string]weight{}
 	for name, spec := range programs(t) {
@@ -98,7 +99,7 @@ func TestNoProgramGrowsUnapproved(t *testing.T) {
 	if *update {
 		ways, _ := waysOf(t)
 		for name, w := range before {
-			if depth, ok := w[stack]; ok && slices.Contains(ways, name) { // of the test below
+			if depth, ok := w[stack]; ok && slices.Contains(ways, name) { // for the test below
 				now[name] = weight{stack: depth}.with(now[name])
 			}
 		}
@@ -112,7 +113,7 @@ func TestNoProgramGrowsUnapproved(t *testing.T) {
 	hint(t)
 }
 
-// TestNoLoadedProgramGrowsUnapproved is of programs as this kernel has them once they are loaded.
+// TestNoLoadedProgramGrowsUnapproved compares the programs as this kernel has loaded them.
 func TestNoLoadedProgramGrowsUnapproved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
@@ -150,9 +151,9 @@ func TestNoLoadedProgramGrowsUnapproved(t *testing.T) {
 	hint(t)
 }
 
-// TestRecordIsComplete: a kernel that is said to be complete has a line for each program, with its weight or the
-// kernel's refusal; a program that all kernels load has its weight. No kernel has a line for a program that is gone.
-// The test needs neither root nor these kernels.
+// TestRecordIsComplete: a kernel that is listed as complete has a line for each program, with its weight or the
+// kernel's refusal; a program that all kernels load has its weight. No kernel has a line for a removed program. The
+// test needs neither root nor these kernels.
 func TestRecordIsComplete(t *testing.T) {
 	if *update {
 		t.Skip("the record is being written")
@@ -236,7 +237,7 @@ func TestRecordLeavesNoObjectOut(t *testing.T) {
 	}
 }
 
-// compare complains of what has grown, and of what is new.
+// compare reports growth, and programs that are not in the record.
 func compare(t *testing.T, name string, now, before weight) {
 	t.Helper()
 	for _, what := range now.grown(before) {
@@ -244,7 +245,7 @@ func compare(t *testing.T, name string, now, before weight) {
 	}
 }
 
-// hint says what to do about complaints.
+// hint names the command for an approval.
 func hint(t *testing.T) {
 	t.Helper()
 	if t.Failed() {
@@ -267,13 +268,13 @@ func kernelSeries(t *testing.T) string {
 	return series
 }
 
-// object is one of a product.
+// object is an object of a product.
 type object struct {
 	*ebpf.CollectionSpec
 	product string
 }
 
-// objectsRead are the objects by name, "xdp".
+// objectsRead returns the objects by name, "xdp".
 func objectsRead(t *testing.T) map[string]object {
 	t.Helper()
 	all := map[string]object{}
@@ -301,7 +302,7 @@ func objectsRead(t *testing.T) map[string]object {
 	return all
 }
 
-// programs are those of all objects, by object and program, "xdp/sh_xdp".
+// programs returns the programs of all objects, by object and program, "xdp/sh_xdp".
 func programs(t *testing.T) map[string]*ebpf.ProgramSpec {
 	t.Helper()
 	all := map[string]*ebpf.ProgramSpec{}
@@ -338,7 +339,7 @@ func waysOf(t *testing.T) (names, everywhere []string) {
 	return names, everywhere
 }
 
-// compiledWeight is a program's weight before a kernel has seen it, with all that it calls.
+// compiledWeight is a program's weight before a kernel has seen it, with all functions that it calls.
 func compiledWeight(t *testing.T, name string, spec *ebpf.ProgramSpec) weight {
 	t.Helper()
 	g, err := newGraph(spec.Instructions)
@@ -353,8 +354,8 @@ func compiledWeight(t *testing.T, name string, spec *ebpf.ProgramSpec) weight {
 	return w
 }
 
-// weighAll loads every program of every object in every variant. Stacks are apart, because all kernels count them
-// alike. A program that the kernel refuses is in refused, with the name of the refusal.
+// weighAll loads every program of every object in every variant. Stacks are returned apart, because all kernels count
+// them alike. A program that the kernel refuses is in refused, with the name of the refusal.
 func weighAll(t *testing.T) (stacks, loaded map[string]weight, refused map[string]string) {
 	t.Helper()
 	stacks, loaded, refused = map[string]weight{}, map[string]weight{}, map[string]string{}
@@ -417,11 +418,11 @@ func weighApart(t *testing.T, object string, spec *ebpf.CollectionSpec) (all map
 	return all, refused
 }
 
-// noTarget is the refusal of a program whose hook or function the kernel does not have, so that it is not asked.
+// noTarget is the refusal of a program whose hook or function the kernel does not have; the kernel is not asked.
 const noTarget = "no-target"
 
-// refusalOf names the reason why the kernel has not loaded a program: the name of its error, such as EPERM, or noTarget.
-// Of an error that is not the kernel's it returns "".
+// refusalOf names the reason why the kernel has not loaded a program: the name of its error, such as EPERM, or
+// noTarget. It returns "" for an error that is not the kernel's.
 func refusalOf(err error) string {
 	var number unix.Errno
 	switch {
@@ -453,8 +454,8 @@ func loadedWeight(program *ebpf.Program, spec *ebpf.ProgramSpec) (weight, error)
 	return w, err
 }
 
-// variantsOf are the ways to load an object that balances at an interface; none for others, which
-// have the constants of lb/config.h too, and do not use them.
+// variantsOf returns the ways to load an object that balances at an interface, and none for other objects, which have
+// the constants of lb/config.h too, but do not use them.
 func variantsOf(spec *ebpf.CollectionSpec) (ways []variant) {
 	if _, ok := spec.Variables["generic_mode"]; !ok {
 		return nil
@@ -520,9 +521,8 @@ func weightOf(program *ebpf.Program) (weight, error) {
 
 var stackDepths = regexp.MustCompile(`(?m)^stack depth ([\d+]+)`)
 
-// stackOf is the stack of the deepest chain of calls. The verifier's log has each function's
-// own, in the order of the code; functions that nothing calls in this variant are no longer
-// there.
+// stackOf is the stack of the deepest chain of calls. The verifier's log has the stack of each function, in the order
+// of the code, without the functions that nothing calls in this variant.
 func stackOf(program *ebpf.Program, code asm.Instructions) (int, error) {
 	m := stackDepths.FindStringSubmatch(program.VerifierLog)
 	if m == nil {
@@ -543,9 +543,8 @@ func stackOf(program *ebpf.Program, code asm.Instructions) (int, error) {
 	return deepestChain(names, m[1], code)
 }
 
-// deepestChain adds up "100+8+33", the stacks of the functions by name, along the calls. Each
-// is rounded up to 32 bytes, as the verifier did until it knew of JITs' finer steps
-// (check_max_stack_depth in kernel/bpf/verifier.c).
+// deepestChain adds up "100+8+33", the stacks of the functions by name, along the calls. Each is rounded up to 32
+// bytes, as the verifier did before it knew the finer steps of JITs (check_max_stack_depth in kernel/bpf/verifier.c).
 func deepestChain(names []string, depths string, code asm.Instructions) (int, error) {
 	each := strings.Split(depths, "+")
 	if len(each) != len(names) {

@@ -13,30 +13,29 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// How it is counted what a packet costs: before the program is loaded, each of its blocks gets a
-// counter, four instructions where two registers are free (solve_test.go tells of the few blocks
-// that have no such place). So it is the kernel that runs the program, with its own maps and
-// helpers, and the counters count the instructions that it has run as the compiler has made them,
-// without their own. What a kernel does to the program on top is not seen, and differs from
-// kernel to kernel: it takes out the jumps that constants decide, or their conditions (here each is
-// an instruction like others), it writes out look-ups in arrays in place of the call, and
-// puts a few instructions of its own around some helpers. Read from a constant is not looked up:
-// that is an instruction or two.
+// The cost of a packet is counted as follows. Before the program is loaded, each of its blocks gets a counter, four
+// instructions at a place with two registers free (solve_test.go handles the few blocks that have no such place). So
+// the kernel runs the program, with its own maps and helpers, and the counters count the compiler's instructions that
+// ran, without their own. They do not count the kernel's own changes, which differ from kernel to kernel: it removes
+// the jumps that constants decide, or their conditions (here each is an instruction like others), replaces calls that
+// look up an element of an array by instructions, and puts a few instructions of its own around some helpers. A read
+// of a constant is no look-up, but an instruction or two.
 //
-// An interpreter in Go would change nothing in the program, and would have to do right all that the
-// kernel does, maps and helpers too. TestCounting holds this against programs whose counts are
-// known, and for each packet the program as it is must do what the counting one does, to the byte.
+// An interpreter in Go would change nothing in the program, but would have to repeat all work of the kernel, maps and
+// helpers too. TestCounting checks this method with programs whose counts are known, and for each packet the unchanged
+// program must give the same result as the counting one, to the byte.
 //
-// The test sets the time and random numbers. With another time the same packet takes
-// another path: a flow is looked after once a second.
+// The test sets the time and random numbers. At another time the same packet takes another path: a flow is looked
+// after once a second.
 
-// countsMap and a program's name are a map of one element: two words that stand for helpers, and the blocks' counters.
+// countsMap and a program's name are the name of a map with one element: two words in place of helpers, and the
+// blocks' counters.
 const (
 	countsMap  = "counts of "
 	wordSize   = 8
 	wordNow    = 0 // for bpf_jiffies64
 	wordRandom = 1 // for bpf_get_prandom_u32
-	wordFirst  = 2 // the first block's
+	wordFirst  = 2 // the first block's counter
 )
 
 var fixed = map[asm.BuiltinFunc]uint32{asm.FnJiffies64: wordNow, asm.FnGetPrandomU32: wordRandom}
@@ -54,7 +53,7 @@ type counted struct {
 	program *ebpf.Program
 	counts  *ebpf.Map
 	words   []uint64
-	times   []int // how often each block was run, after end
+	times   []int // runs of each block, after end
 }
 
 // count changes a program of a collection so that it counts.
@@ -74,12 +73,12 @@ func count(spec *ebpf.CollectionSpec, program string) (*counted, error) {
 	return &counted{graph: g, words: words}, nil
 }
 
-// wordOf is the address of a word of the counters' map, in a register.
+// wordOf loads the address of a word of the counters' map into a register.
 func wordOf(counts string, r asm.Register, word int) asm.Instruction {
 	return asm.LoadMapValue(r, 0, uint32(wordSize*word)).WithReference(counts)
 }
 
-// counter adds one to a word, or, with a single register, only notes that it was here.
+// counter adds one to a word, or, with a single register, only notes that the block ran.
 func counter(counts string, free []asm.Register, word int) asm.Instructions {
 	switch len(free) {
 	case 0:
@@ -127,9 +126,9 @@ func (g *graph) withCounters(counts string) (out asm.Instructions, err error) {
 			} else {
 				// A call that the kernel lacks is replaced at load, and the name with it.
 				if name != "" && begin == len(out) && btf.CORERelocationMetadata(&ins) != nil && btf.FuncMetadata(&ins) == nil {
-					out = append(out, asm.Instruction{OpCode: asm.Ja.Op(asm.ImmSource)}.WithSource(ins.Source())) // to the next one
+					out = append(out, asm.Instruction{OpCode: asm.Ja.Op(asm.ImmSource)}.WithSource(ins.Source())) // jumps to the next one
 				}
-				if name != "" && begin != len(out) { // jumps come in before the counter
+				if name != "" && begin != len(out) { // jumps lead to the counter
 					ins = ins.WithSymbol("")
 				}
 				out = append(out, ins)
@@ -142,19 +141,19 @@ func (g *graph) withCounters(counts string) (out asm.Instructions, err error) {
 	return out, nil
 }
 
-// take finds what count has prepared in the collection that was loaded.
+// take finds the program and the map that count has prepared in the loaded collection.
 func (c *counted) take(coll *ebpf.Collection, program string) {
 	c.program, c.counts = coll.Programs[program], coll.Maps[countsMap+program]
 }
 
-// begin sets all counters to zero, and what time and which random number it is from here on.
+// begin sets all counters to zero, and the time and the random number that the program gets.
 func (c *counted) begin(now, random uint64) error {
 	clear(c.words)
 	c.words[wordNow], c.words[wordRandom] = now, random
 	return c.counts.Put(uint32(0), c.words)
 }
 
-// end returns the cost since.
+// end returns the cost since begin.
 func (c *counted) end() (cost, error) {
 	got := cost{lookups: map[string]int{}, calls: map[string]int{}}
 	if err := c.counts.Lookup(uint32(0), &c.words); err != nil {
@@ -187,13 +186,13 @@ type portion struct {
 	instructions int
 }
 
-// portions is where the instructions of the last run were, most first: by function as the compiler
-// has left them, by file, and by line.
+// portions returns the places of the last run's instructions, most first: by function as the compiler has left them,
+// by file, and by line.
 func (c *counted) portions() [3][]portion {
 	perLine, perFile, perFunction := map[string]int{}, map[string]int{}, map[string]int{}
 	for i, b := range c.blocks {
 		line := "?"
-		for j := b.first; j >= 0; j-- { // the line that the block begins in
+		for j := b.first; j >= 0; j-- { // the line of the block's begin
 			if at := lineOf(c.code[j]); at != "" {
 				line = at
 				break

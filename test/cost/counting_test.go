@@ -18,7 +18,7 @@ func small() *ebpf.CollectionSpec {
 	return &ebpf.CollectionSpec{
 		Maps: map[string]*ebpf.MapSpec{"table": {Name: "table", Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 1}},
 		Programs: map[string]*ebpf.ProgramSpec{"main": {Name: "main", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{
-			// R6 to R9 and R0 are in use in the loop's block: a counter has to find its way.
+			// R6 to R9 and R0 are in use in the loop's block: a counter has to find its place.
 			asm.Mov.Reg(asm.R9, asm.R1).WithSymbol("main"), // 1
 			asm.Mov.Imm(asm.R6, 5),                         // 2
 			asm.Mov.Imm(asm.R7, 0),                         // 3
@@ -105,7 +105,7 @@ func crowded(free int, taken bool) *ebpf.CollectionSpec {
 		"main": {Name: "main", Type: ebpf.XDP, License: "GPL", Instructions: append(code, asm.Return())}}}
 }
 
-// TestCountingWithoutRoom is of blocks that have no two registers for a counter.
+// TestCountingWithoutRoom has blocks without two registers for a counter.
 func TestCountingWithoutRoom(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
@@ -135,7 +135,7 @@ func TestCountingWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestContradictionIsSeen has a counter say what cannot be.
+// TestContradictionIsSeen sets a counter to an impossible value.
 func TestContradictionIsSeen(t *testing.T) {
 	g, err := newGraph(small().Programs["main"].Instructions)
 	if err != nil {

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/test/deed"
 )
 
-// operationsFile is the record of what operations cost under the guard's protection.
+// operationsFile is the record of the cost of operations under the guard's protection.
 const operationsFile = "operations.txt"
 
 const guardFolder = "_guard" // of its pins
@@ -41,13 +42,14 @@ func TestMain(m *testing.M) {
 type site struct {
 	t        *testing.T
 	programs map[string]*counted
-	events   *event.Readers        // of what was denied
-	workers  map[bool]*deed.Worker // by whether a rule trusts it
-	folders  map[bool]string       // by whether it is protected
+	events   *event.Readers        // of denied operations
+	workers  map[bool]*deed.Worker // by whether a rule trusts the worker
+	folders  map[bool]string       // by whether the folder is protected
 }
 
-// newSite has the product load a policy, and then puts the same programs, counting, over its maps and in its place.
-func newSite(t *testing.T) *site {
+// newSite lets the product load a policy, then loads the same programs, counting, over its maps, and puts them in place
+// of the product's. more are rules beside the rule for the protected folder.
+func newSite(t *testing.T, more ...policy.Rule) *site {
 	t.Helper()
 	stayOnOneCPU(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -60,8 +62,9 @@ func newSite(t *testing.T) *site {
 	for _, path := range programs {
 		must(t, os.WriteFile(path, self, 0o755))
 	}
-	g, err := protect.Start(kernel.DefaultPinRoot, policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{s.folders[true]}, Deny: policy.Operations, Mode: policy.Deny,
-		Trust: policy.Trust{Programs: policy.Programs(programs[true])}}}}, slog.New(slog.DiscardHandler))
+	rules := append(more, policy.Rule{Name: "data", Paths: []string{s.folders[true]}, Deny: policy.Operations, Mode: policy.Deny,
+		Trust: policy.Trust{Programs: policy.Programs(programs[true])}})
+	g, err := protect.Start(kernel.DefaultPinRoot, policy.Policy{Rules: rules}, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(func() {
 		g.Close()
@@ -83,7 +86,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// stayOnOneCPU has all threads, and what they start, on one CPU: counters are not atomic.
+// stayOnOneCPU puts all threads, and their children, on one CPU: counters are not atomic.
 func stayOnOneCPU(t *testing.T) {
 	t.Helper()
 	var all, one unix.CPUSet
@@ -109,7 +112,7 @@ func stayOnOneCPU(t *testing.T) {
 	t.Cleanup(func() { set(all) })
 }
 
-// replace has counting programs at the hooks that the product's are at, and takes those away.
+// replace attaches counting programs at the hooks of the product's programs, and detaches those.
 func (s *site) replace() {
 	t := s.t
 	t.Helper()
@@ -135,7 +138,7 @@ func (s *site) replace() {
 	for _, file := range files {
 		m, err := ebpf.LoadPinnedMap(file, nil)
 		must(t, err)
-		defer m.Close() //nolint:errcheck,gocritic // the programs have it
+		defer m.Close() //nolint:errcheck,gocritic // the programs hold it
 		pinned[filepath.Base(file)] = m
 	}
 	coll, err := kernel.Load(spec, nil, pinned)
@@ -161,7 +164,7 @@ func (s *site) replace() {
 	}
 }
 
-// remove ends a pinned link, and waits until the kernel has let go of it.
+// remove ends a pinned link, and waits until the kernel has freed it.
 func remove(t *testing.T, path string) {
 	t.Helper()
 	l, err := link.LoadPinnedLink(path, nil)
@@ -185,11 +188,11 @@ func remove(t *testing.T, path string) {
 // sum counts runs of programs, and their instructions.
 type sum struct{ hooks, instructions float64 }
 
-// onceTries limits how often deeds are done again because the counters contradict each other: counters are not atomic, and a process that
-// is not the test's may run one of the programs on another CPU.
+// onceTries limits how often deeds are repeated because the counters contradict each other: counters are not atomic,
+// and a process other than the test may run one of the programs on another CPU.
 const onceTries = 3
 
-// once counts while a deed is done n times; byHook has it by program.
+// once counts while a deed is done n times; byHook has the count by program.
 func (s *site) once(name string, n int, isTrusted, isInside, denied bool) (byHook map[string]sum) {
 	s.t.Helper()
 	var err error
@@ -216,7 +219,7 @@ func (s *site) try(name string, n int, isTrusted, isInside, denied bool) (byHook
 	byHook = map[string]sum{}
 	for program, c := range s.programs {
 		must(s.t, c.counts.Lookup(uint32(0), &c.words))
-		if c.words[wordFirst] == 0 || program == "sh_bpf" { // it was not run, or by the test itself, which asks for counts
+		if c.words[wordFirst] == 0 || program == "sh_bpf" { // it was not run, or the test itself ran it when it asked for counts
 			continue
 		}
 		got, err := c.end()
@@ -248,19 +251,20 @@ func (s *site) read(n int, denied bool) {
 	}
 }
 
-// folderNames are a folder's and the one's above, as an event has them.
+// folderNames are the names of a folder and the one above, as an event has them.
 func folderNames(folder string) []byte {
 	return []byte("\x00" + filepath.Base(folder) + "\x00" + filepath.Base(filepath.Dir(folder)) + "\x00")
 }
 
-// Deeds are done a few times, and some more: what only beginning and end cost is in both.
-// All events of one time fit into the buffer.
+// Deeds are done a few times, and some more: the cost of begin and end alone is in both counts. All events of one count
+// fit into the buffer.
 const few, more = 10, 60
 
-// rounds is how often that is compared. Others run beside, and what the kernel does later counts elsewhere: the median is told.
+// rounds is the number of comparisons. Other processes run too, and the kernel's deferred work falls into other counts,
+// so the median is reported.
 const rounds = 3
 
-// measure counts for one time that a deed is done.
+// measure returns the counts for one deed.
 func (s *site) measure(name string, isTrusted, isInside, denied bool) (total sum, byHook map[string]sum) {
 	s.t.Helper()
 	s.once(name, few, isTrusted, isInside, denied) // labels are looked up, caches are filled
@@ -274,7 +278,7 @@ func (s *site) measure(name string, isTrusted, isInside, denied bool) (total sum
 	byHook = map[string]sum{}
 	for program, each := range all {
 		middle := sum{median(each, func(s sum) float64 { return s.hooks }), median(each, func(s sum) float64 { return s.instructions })}
-		if middle.hooks < 0.5 { // of what runs beside
+		if middle.hooks < 0.5 { // other processes' runs
 			continue
 		}
 		byHook[program] = middle
@@ -293,28 +297,37 @@ func median(all []sum, of func(sum) float64) float64 {
 	return math.Round(values[len(values)/2])
 }
 
-// recordedFirst is the kernel that another one is compared with for which there is no record.
+// recordedFirst is the kernel to compare with if the record has no line for the running one.
 const recordedFirst = "6.1"
 
-// places where deeds are done, and by whom.
+// sites are the places of deeds, with the trust in their worker, the expected outcome, and the rules beside the rule for
+// the protected folder.
 var sites = []struct {
 	name                        string
 	isTrusted, isInside, denied bool
+	rules                       string
 }{
-	{"outside", false, false, false},
-	{"trusted", true, true, false},
-	{"denied", false, true, true},
+	{name: "outside"},
+	{name: "trusted", isTrusted: true, isInside: true},
+	{name: "denied", isInside: true, denied: true},
+	{name: "processes", rules: "processes"},
 }
 
-// undeniable are deeds that the rule does not forbid, or that need what it forbids.
+// besides are rules by their name in sites. The worker is not in the cgroup, which need not exist.
+var besides = map[string][]policy.Rule{
+	"":          nil,
+	"processes": {{Name: "group", Cgroup: "/shunt-cost", Deny: policy.ProcessOperations, Mode: policy.Deny}},
+}
+
+// undeniable are deeds that the rule does not forbid, or that need a forbidden one.
 var undeniable = []string{"open", "read", "write", "fork", "exec", "connect", "accept"}
 
-// operationSlack is how much may differ: what the kernel does later, and for others, is divided among fifty times.
+// operationSlack is the allowed difference: the kernel's deferred work, and its work for others, is divided among fifty
+// deeds.
 func operationSlack(n int) int { return max(2, n/50) }
 
-// TestOperationsCostNoMoreUnapproved counts how many of protection's programs an operation has run, and how many
-// instructions they have, and compares with operations.txt. What it says begins with "operation:"; a line of that goes there
-// if it is to be so.
+// TestOperationsCostNoMoreUnapproved counts protection's programs that run for an operation, and their instructions,
+// and compares with operations.txt. Its lines in the log begin with "operation:"; to approve one, put it into the file.
 func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
@@ -326,9 +339,19 @@ func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 	}
 	record, err := readOperations()
 	must(t, err)
+	for _, rules := range slices.Sorted(maps.Keys(besides)) {
+		t.Run(cmp.Or(rules, "files"), func(t *testing.T) { checkOperations(t, rules, record) })
+	}
+}
+
+// checkOperations counts at the sites with these rules, and compares with the record.
+func checkOperations(t *testing.T, rules string, record map[string]operation) {
 	series := kernelSeries(t)
-	s := newSite(t)
+	s := newSite(t, besides[rules]...)
 	for _, at := range sites {
+		if at.rules != rules {
+			continue
+		}
 		for _, d := range deed.All {
 			if at.denied && slices.Contains(undeniable, d.Name) {
 				continue
@@ -341,7 +364,7 @@ func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 				t.Logf("  %s: %.0f runs, %.0f instructions", program, byHook[program].hooks, byHook[program].instructions)
 			}
 			was, is := record[key]
-			if !is { // the programs are the same; kernels differ in which of them they run
+			if !is { // the programs are the same; kernels differ in which of them run
 				was, is = record[recordedFirst+" "+at.name+" "+d.Name]
 			}
 			if !is || now.hooks > was.hooks || now.instructions > was.instructions+operationSlack(was.instructions) {
@@ -351,14 +374,14 @@ func TestOperationsCostNoMoreUnapproved(t *testing.T) {
 	}
 }
 
-// operation is the cost of one.
+// operation is the cost of one operation.
 type operation struct{ hooks, instructions int }
 
 func (o operation) String() string {
 	return fmt.Sprintf("hooks=%d instructions=%d", o.hooks, o.instructions)
 }
 
-// readOperations is the record, by kernel, site and deed.
+// readOperations returns the record, by kernel, site and deed.
 func readOperations() (map[string]operation, error) {
 	text, err := os.ReadFile(operationsFile)
 	if err != nil {
@@ -385,7 +408,7 @@ const (
 	operationsEnd   = "<!-- end of operations -->\n"
 )
 
-// operationsTable is the record as the page has it.
+// operationsTable is the record in the form of the page.
 func operationsTable(record map[string]operation) string {
 	kernels := map[string]bool{}
 	for key := range record {
@@ -414,7 +437,7 @@ func operationsTable(record map[string]operation) string {
 	return b.String() + "\n"
 }
 
-// The page says what is on record; -update writes it.
+// TestOperationsPage compares the page with the record; -update writes it.
 func TestOperationsPage(t *testing.T) {
 	record, err := readOperations()
 	must(t, err)

@@ -12,10 +12,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/hook"
 )
 
-// TestGuestTakesItsTime prints how many nanoseconds a packet that the balancer passes takes, without a guest
-// and with the UDP path as one, whose lease the packet is not for. It is the minimum of interleaved rounds;
-// the machine says how much that is worth. A packet that is balanced never comes to the guest: that it costs
-// no instruction more is packets.txt's.
+// TestGuestTakesItsTime prints the nanoseconds for a packet that the balancer passes, without a guest and
+// with the UDP path as one, if no lease has the packet. It is the minimum of interleaved rounds; the machine
+// decides how exact that is. A balanced packet never comes to the guest: packets.txt shows that it costs no
+// instruction more.
 func TestGuestTakesItsTime(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")

@@ -17,9 +17,9 @@ import (
 	"github.com/shunt-lb/shunt/test/space"
 )
 
-// TestLeasesCostOthersNothing is of packets that no lease of the UDP path has: a datagram costs the program one look-up in an array,
-// and others none; with leases on the interface, not one instruction and not one look-up more than without any. Only an address and port whose hash is a lease's, of which there is
-// one in 65,536, costs more; and it passes, too.
+// TestLeasesCostOthersNothing sends packets that no lease of the UDP path has. A datagram costs the program one look-up
+// in an array, and others none; leases on the interface add not one instruction and not one look-up. Only an address
+// and port whose hash is a lease's, one in 65,536, costs more; and its packet passes, too.
 func TestLeasesCostOthersNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")
@@ -94,7 +94,7 @@ func TestLeasesCostOthersNothing(t *testing.T) {
 	}
 }
 
-// countingLeases is the UDP path's program that the interface runs, once more, with its maps and counting.
+// countingLeases loads the UDP path's program of the interface once more, with its maps and counting.
 func (w *world) countingLeases() *counted {
 	const program = "sh_udp"
 	spec, err := ebpf.LoadCollectionSpec("../../internal/udp/hook/udp_bpfel.o")

@@ -11,15 +11,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// Who is who, on one segment. Clients are behind the router.
+// The hosts, all on one segment. Clients are behind the router.
 var (
 	own     = net.HardwareAddr{2, 0, 0, 0, 0xa, 1}
 	router  = net.HardwareAddr{2, 0, 0, 0, 0, 7}
-	station = net.HardwareAddr{2, 0, 0, 0, 0, 0xbe} // all backends'
+	station = net.HardwareAddr{2, 0, 0, 0, 0, 0xbe} // of all backends
 	foreign = net.HardwareAddr{2, 0, 0, 0, 0, 0x99}
 
 	backends = []string{"192.0.2.20", "2001:db8:1::20"}
-	sources  = map[bool][]netip.Addr{ // of NAT, by whether it is of IPv6
+	sources  = map[bool][]netip.Addr{ // of NAT, by whether the address is of IPv6
 		false: {netip.MustParseAddr(source4)},
 		true:  {netip.MustParseAddr(source6)},
 	}
@@ -27,7 +27,7 @@ var (
 	onePort = value.PortRange{First: 2048, Last: 2048}
 )
 
-// portMoving is of the service whose slots are all in transition.
+// portMoving is the port of the service whose slots are all in transition.
 const portMoving = 85
 
 const (
@@ -35,8 +35,8 @@ const (
 	source4, source6 = "192.0.2.9", "2001:db8:1::9"
 )
 
-// services are one of each kind. Worlds have those of direct return or those of NAT, and so the
-// features that these need.
+// services returns one service of each kind. A world has the services of direct return or the
+// ones of NAT, and so the features that these need.
 func services(direct bool) (all []model.Service) {
 	add := func(name string, forwarding model.Forwarding, port uint16, backends []string, change func(*model.Service)) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
@@ -74,15 +74,15 @@ func services(direct bool) (all []model.Service) {
 // sent is a packet whose cost is known.
 type sent struct {
 	name    string
-	before  []packet.Packet // what comes before it; itself, so that its destination has been met, if nothing is here
+	before  []packet.Packet // packets before it; if empty: the packet itself, so that its destination has been met
 	in      packet.Packet
 	later   uint64 // seconds after the packet before
 	verdict uint32
-	stamps  bool   // it is measured with stamps of probes, too
-	reason  string // what the program counts it for; nothing for most that are simply forwarded
+	stamps  bool   // it is also measured with stamps of probes
+	reason  string // the reason that the program counts it for; none for most that are simply forwarded
 }
 
-// Payloads of 100 bytes: what is longer costs no more, but where a checksum is computed whole.
+// Payloads of 100 bytes: a longer one costs no more, except where a checksum is computed whole.
 var data = packet.Data(bytes.Repeat([]byte{'x'}, 100))
 
 // probe is the head of a probe of `shunt diag ping`, with zeros behind it (bpf/core/probe.h).
@@ -117,7 +117,7 @@ const (
 	back, passed     = uint32(kernel.XDPTx), uint32(kernel.XDPPass)
 )
 
-// directPackets are of the services with direct return, and of none.
+// directPackets are packets of the services with direct return, and of no service.
 func directPackets() []sent {
 	first, later := halves(datagram(client4, vip4+":82"))
 	quoted := packet.NewTCP(vip4+":80", client4, "PA", data)
@@ -158,7 +158,7 @@ func directPackets() []sent {
 	}
 }
 
-// natPackets are of the service with NAT, and of none.
+// natPackets are packets of the service with NAT, and of no service.
 func natPackets() []sent {
 	fromBackend := func(p packet.Packet) packet.Packet { return p.With(packet.MACs(station, own)) }
 	answer4 := func(flags string) packet.Packet {

@@ -31,7 +31,7 @@ type approved struct {
 	reason string
 }
 
-// TestNoPacketCostsMoreUnapproved counts what is run for each packet, see counted_test.go.
+// TestNoPacketCostsMoreUnapproved counts the instructions, look-ups and calls for each packet, see counted_test.go.
 func TestNoPacketCostsMoreUnapproved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")
@@ -69,8 +69,8 @@ func TestNoPacketCostsMoreUnapproved(t *testing.T) {
 	}
 }
 
-// measure counts for each packet, with the features that the world's services need and with all; and for some with stamps of
-// probes.
+// measure counts for each packet, with the features that the world's services need and with all; and for some packets
+// with stamps of probes.
 func measure(t *testing.T, w *world, packets []sent, into map[string]cost) {
 	now := jiffies(t)
 	for _, v := range []struct {
@@ -100,8 +100,8 @@ func measure(t *testing.T, w *world, packets []sent, into map[string]cost) {
 	}
 }
 
-// measure sends a packet, and what comes before it, through the counting program and through the
-// plain one, and holds against each other what they make of it.
+// measure sends a packet, and the packets before it, through the counting program and through the plain one, and
+// compares their results.
 func (c *copies) measure(s sent, now uint64) cost {
 	c.Helper()
 	const random = 0x5eed5eed
@@ -141,14 +141,14 @@ func (c *copies) measure(s sent, now uint64) cost {
 	return got
 }
 
-// reasons is how many packets each has been counted for.
+// reasons returns the count of packets for each reason.
 func (w *world) reasons() map[string]kernel.Count {
 	counters, err := w.d.Counters()
 	must(w, err)
 	return counters.Reasons
 }
 
-// moved names what has been counted since.
+// moved names the reasons whose count has changed.
 func moved(before, now map[string]kernel.Count) string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(now)) {
@@ -159,12 +159,11 @@ func moved(before, now map[string]kernel.Count) string {
 	return strings.Join(names, " ")
 }
 
-// equal is whether nothing differs.
+// equal reports whether the costs are the same.
 func (c cost) equal(d cost) bool {
 	return c.instructions == d.instructions && maps.Equal(c.lookups, d.lookups) && maps.Equal(c.calls, d.calls)
 }
 
-// total adds up.
 func total(m map[string]int) (sum int) {
 	for _, n := range m {
 		sum += n
@@ -172,7 +171,7 @@ func total(m map[string]int) (sum int) {
 	return sum
 }
 
-// grown names what is more than before.
+// grown names the figures that are larger than before.
 func (c cost) grown(before cost) (what []string) {
 	more := func(name string, now, before int) {
 		if now > before {
@@ -209,7 +208,7 @@ func (j journeys) compare(now map[string]cost) (complaints []string) {
 	return complaints
 }
 
-// now is the record with these costs. Who costs what he did keeps his reason.
+// now is the record with these costs. A packet with an unchanged cost keeps its reason.
 func (j journeys) now(costs map[string]cost, reason string) journeys {
 	out := journeys{}
 	for name, c := range costs {

@@ -17,7 +17,7 @@ import (
 
 var mergeFile = flag.String("merge", "", "take what TestNoLoadedProgramGrowsUnapproved has said in this file, of other kernels, into record.txt")
 
-// anyKernel is where the record has what does not depend on the kernel.
+// anyKernel is the record's name for figures that do not depend on the kernel.
 const anyKernel = "any"
 
 // The figures of a program.
@@ -26,18 +26,18 @@ const (
 	lookups      = "look-ups" // calls of bpf_map_lookup_elem in the code
 	calls        = "calls"    // of other helpers
 	stack        = "stack"    // bytes on the deepest chain of calls
-	verified     = "verified" // instructions that the verifier went through, of a million
+	verified     = "verified" // instructions that the verifier went through, of its limit of a million
 )
 
 // measures are in the order of a line.
 var measures = []string{instructions, lookups, calls, stack, verified}
 
-// weight is the cost of one program, by measure. A name that is not there was not measured.
+// weight is the cost of one program, by measure. A missing measure was not measured.
 type weight map[string]int
 
-// slack is how much may grow unapproved, because it is not the program's alone: one stable release
-// of a kernel prunes a little better than another, and may write a call out in a few instructions
-// more or less. What the compiler made has none.
+// slack is the growth that needs no approval, because the program is not its only cause: one stable release of a
+// kernel prunes a little better than another, and may replace a call by a few instructions more or less. The
+// compiler's figures have none.
 func slack(what string, isCompiled bool, before int) int {
 	switch {
 	case what == verified:
@@ -48,7 +48,7 @@ func slack(what string, isCompiled bool, before int) int {
 	return 0
 }
 
-// grown names what is more than before, or was not there.
+// grown names the measures that are larger than before, or were missing.
 func (w weight) grown(before weight) (what []string) {
 	_, isLoaded := w[verified]
 	for _, name := range measures {
@@ -109,7 +109,7 @@ func (r record) String() string {
 	return fmt.Sprintf("%scomplete %s\n%s", head, strings.Join(r.complete, " "), r.lines())
 }
 
-// lines are those of the programs.
+// lines are the lines of the programs.
 func (r record) lines() string {
 	var out strings.Builder
 	for _, series := range slices.SortedFunc(maps.Keys(r.rows), compareSeries) {
@@ -130,7 +130,7 @@ func (r record) lines() string {
 // refusedIs begins the field of a refusal.
 const refusedIs = "refused="
 
-// unrecorded complains of each refusal that the record does not have.
+// unrecorded reports each refusal that the record does not have.
 func (r *record) unrecorded(series string, refused map[string]string) (complaints []string) {
 	for _, name := range slices.Sorted(maps.Keys(refused)) {
 		switch was := r.refused[series][name]; {
@@ -144,7 +144,7 @@ func (r *record) unrecorded(series string, refused map[string]string) (complaint
 	return complaints
 }
 
-// compareSeries puts 6.2 before 6.12, and before both what is no number.
+// compareSeries puts 6.2 before 6.12, and a name that is no number before both.
 func compareSeries(a, b string) int {
 	split := func(s string) (out []int) {
 		for _, part := range strings.Split(s, ".") {
@@ -158,7 +158,7 @@ func compareSeries(a, b string) int {
 
 var mayLose = flag.Bool("lose", false, "with -update and -merge: programs may go from record.txt that a kernel has loaded before, and refuses now")
 
-// lost are programs that a kernel has loaded before, that are still there, and that it refuses now.
+// lost are programs that the kernel once loaded, that still exist, and that it refuses now.
 func (r *record) lost(series string, loaded map[string]weight, ways []string) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(r.rows[series])) {
 		if loaded[name] == nil && slices.Contains(ways, name) {
@@ -168,7 +168,7 @@ func (r *record) lost(series string, loaded map[string]weight, ways []string) (n
 	return names
 }
 
-// keep ends the test if programs would be lost without a word.
+// keep ends the test if the record would lose programs silently.
 func (r *record) keep(t *testing.T, series string, loaded map[string]weight, ways []string) {
 	t.Helper()
 	if names := r.lost(series, loaded, ways); len(names) > 0 && !*mayLose {
@@ -177,8 +177,8 @@ func (r *record) keep(t *testing.T, series string, loaded map[string]weight, way
 	}
 }
 
-// take replaces a kernel's measurements and refusals by new ones. Lines of programs that are not among ways, which
-// are all, go, on other kernels too. Stacks of programs that only other kernels load stay.
+// take replaces a kernel's measurements and refusals by new ones. It removes the lines of programs that are not
+// among ways, the list of all, from other kernels too. Stacks of programs that only other kernels load stay.
 func (r *record) take(series string, stacks, loaded map[string]weight, refused map[string]string, ways []string) {
 	for name, w := range r.rows[anyKernel] {
 		isElsewhere := stacks[name] == nil && slices.Contains(ways, name)
@@ -265,11 +265,11 @@ func parseRecord(text []byte) (record, error) {
 	return r, nil
 }
 
-// rowSaid is a line of the record in the log of a test.
+// rowSaid matches a line of the record in the log of a test.
 var rowSaid = regexp.MustCompile(`(?m)^ *(\d+\.\d+|any) +\S+/\S+ +\S+=[^\r\n]*`)
 
-// TestMerge takes over what another kernel's test has said, of which a virtual machine leaves
-// nothing but its log.
+// TestMerge takes over the figures of another kernel's test, of which a virtual machine leaves nothing but its
+// log.
 func TestMerge(t *testing.T) {
 	text := []byte("    cost_test.go:9: on this kernel:\r\n        any    x/a   stack=7\r\n        6.9    x/a   instructions=1 verified=2\r\n        6.9    x/elsewhere   refused=EPERM\r\n[    1.0] other\r\n")
 	all := record{refused: map[string]map[string]string{"6.1": {"x/gone": "EACCES"}, "6.9": {"x/a": "EPERM"}}, rows: map[string]map[string]weight{

@@ -2,23 +2,23 @@ package cost
 
 import "fmt"
 
-// Some blocks have no two registers free anywhere. What is not counted there follows from what is
-// counted around: what runs into a block runs out of it (Kirchhoff, 1845). What does not
-// follow from that, a block with one free register says: it notes that it was run, and once is all
-// that can be where the code does not come back to it and its function was called once.
+// Some blocks have no two registers free anywhere. Their counts follow from the counts around
+// them: as many runs enter a block as leave it (Kirchhoff, 1845). Where that is not enough, a
+// block with one free register notes that it was run; it ran once if the code does not come back
+// to it and its function was called once.
 
-// unknown is a count that is still to be found.
+// unknown is a count that is not found yet.
 const unknown = -1
 
-// flows is how often blocks were run, and the ways between them taken.
+// flows has the runs of blocks, and of the ways between them.
 type flows struct {
 	*graph
 	times []int
 	ways  map[[2]int]int
-	more  bool // something has been found out
+	more  bool // a count was found
 }
 
-// solve is how often each block was run, from what their counters say.
+// solve returns how often each block was run, from the counters.
 func (g *graph) solve(counters []uint64) ([]int, error) {
 	f := &flows{graph: g, times: make([]int, len(g.blocks)), ways: map[[2]int]int{}, more: true}
 	entered := map[string]uint64{}
@@ -62,7 +62,7 @@ func (g *graph) solve(counters []uint64) ([]int, error) {
 	return f.times, nil
 }
 
-// sides are the ways into a block and out of it, but for ways that are out of sight: where a
+// sides are the ways into a block and out of it, except ways that are out of sight: where a
 // function is entered and left.
 func (f *flows) sides(i int) (sides [][][2]int) {
 	b := &f.blocks[i]
@@ -94,7 +94,7 @@ func (f *flows) sum(side [][2]int) (sum int, open [][2]int) {
 	return sum, open
 }
 
-// follow finds out what follows from a block's count, and what its count follows from.
+// follow finds counts from a block's count, and the block's count from others.
 func (f *flows) follow(i int) {
 	for _, side := range f.sides(i) {
 		sum, open := f.sum(side)
@@ -102,7 +102,7 @@ func (f *flows) follow(i int) {
 		case f.times[i] == unknown && len(open) == 0:
 			f.times[i], f.more = sum, true
 		case f.times[i] != unknown && (len(open) == 1 || f.times[i] == sum):
-			for _, w := range open { // the only one has the rest; of several that have nothing each has none
+			for _, w := range open { // the only one has the rest; several share a rest of zero, so each has none
 				f.ways[w], f.more = f.times[i]-sum, true
 			}
 		}

@@ -16,11 +16,11 @@ import (
 
 var verifying = flag.Int("verifying", 0, "with -v: print for each program so many functions that the verifier spends the most instructions on")
 
-// verifierLogSize is room for a line for each instruction that the verifier goes through, with what it
-// knows there. The kernel takes no more than a quarter of 4 GiB.
+// verifierLogSize is room for a line for each instruction that the verifier goes through, with its
+// state there. The kernel takes no more than a quarter of 4 GiB.
 const verifierLogSize = 256 << 20
 
-// loading are the options to load a program with that is weighed.
+// loading returns the options to load a program for weighing.
 func loading() ebpf.ProgramOptions {
 	if *verifying == 0 {
 		return ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}
@@ -31,14 +31,15 @@ func loading() ebpf.ProgramOptions {
 // visited is an instruction in the verifier's log: its number in the program, and its code.
 var visited = regexp.MustCompile(`(?m)^(\d+): \([0-9a-f]{2}\)`)
 
-// function is a part of a program, and what the verifier did with it.
+// function is a part of a program, and the verifier's work on it.
 type function struct {
 	name         string
 	offset, size int // instructions
-	verified     int // instructions that the verifier went through, as often as it did
+	verified     int // instructions that the verifier went through, each as often as it did
 }
 
-// verifiedFunctions are a program's functions in their order, with what a verifier's log says of each.
+// verifiedFunctions returns a program's functions in their order, with the counts from a verifier's
+// log.
 func verifiedFunctions(log string, spec *ebpf.ProgramSpec) []function {
 	var all []function
 	end := 0
@@ -67,7 +68,7 @@ func verifiedFunctions(log string, spec *ebpf.ProgramSpec) []function {
 	return all
 }
 
-// explain prints what the verifier spent its instructions on.
+// explain prints the functions that the verifier spent its instructions on.
 func explain(t *testing.T, name string, program *ebpf.Program, spec *ebpf.ProgramSpec) {
 	t.Helper()
 	if *verifying == 0 {
@@ -82,7 +83,7 @@ func explain(t *testing.T, name string, program *ebpf.Program, spec *ebpf.Progra
 	t.Logf("%s: what the verifier went through:\n%s", name, &text)
 }
 
-// TestVerifiedFunctions: a log's lines are counted for the functions that they are of.
+// TestVerifiedFunctions: a log's lines count for their functions.
 func TestVerifiedFunctions(t *testing.T) {
 	spec := programs(t)["xdp/sh_xdp"]
 	first := verifiedFunctions("", spec)

@@ -33,12 +33,12 @@ type world struct {
 	d        *datapath.Datapath
 	options  store.Options
 	link     netlink.Link
-	running  *ebpf.Program        // what the interface runs
+	running  *ebpf.Program        // the interface's program
 	pinned   map[string]*ebpf.Map // by name
 	services []model.Service
 }
 
-// newWorld makes it, and takes it away after the test. The test's goroutine stays in the namespace
+// newWorld makes a world, and removes it after the test. The test's goroutine stays in the namespace
 // and on one CPU: the thread ends with it.
 func newWorld(t testing.TB, name string, services []model.Service) *world {
 	t.Helper()
@@ -106,7 +106,7 @@ func (w *world) open() {
 	}
 }
 
-// move puts the slots of a service into transition, from their backend to the same. It goes past the
+// move puts the slots of a service into transition, from their backend to the same. It bypasses the
 // reconciler, which must not be used any more.
 func (w *world) move() {
 	contents, err := w.d.Contents()
@@ -125,7 +125,7 @@ func (w *world) move() {
 	}
 }
 
-// constants are the bytes that the running program's are in.
+// constants are the bytes of the running program's constants.
 func (w *world) constants() []byte {
 	info, err := w.running.Info()
 	must(w, err)
@@ -145,7 +145,7 @@ func (w *world) constants() []byte {
 }
 
 // spec is the program as the product has loaded it, to be loaded once more: with its maps and its
-// constants. Only what it would have on a network card is so: redirect_back is for veth.
+// constants. Only redirect_back differs, which is for veth: it is as on a network card.
 func (w *world) spec(features uint32, program string) (*ebpf.CollectionSpec, map[string]*ebpf.Map) {
 	spec, err := ebpf.LoadCollectionSpec("../../internal/lb/datapath/abi/xdp_bpfel.o")
 	must(w, err)
@@ -181,7 +181,7 @@ type copies struct {
 	*world
 	*counted
 	plain  *ebpf.Program
-	state  []*ebpf.Map // all that packets leave something in
+	state  []*ebpf.Map // all maps that packets change
 	second uint32      // in jiffies
 }
 
@@ -223,7 +223,7 @@ func (w *world) load(features uint32, program string) *copies {
 	return c
 }
 
-// forget empties the maps that packets leave something in.
+// forget empties the maps that packets change.
 func (c *copies) forget() {
 	for _, m := range c.state {
 		switch m.Type() {

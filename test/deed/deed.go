@@ -1,6 +1,6 @@
-// Package deed has a process of its own do one thing again and again, for tests and benchmarks of what that costs:
-// opening files, starting programs, connecting. A program that uses it calls Work first in its main function, or in
-// TestMain, because the process runs a copy of that program.
+// Package deed makes a process of its own repeat one operation, for tests and benchmarks of its cost: opening files,
+// starting programs, connecting. A program that uses it calls Work first in its main function, or in TestMain, because
+// the process runs a copy of that program.
 package deed
 
 import (
@@ -42,7 +42,7 @@ var All = []Deed{
 	{"accept", "connect TCP sockets over loopback, accept, and close both", (*stage).accept},
 }
 
-// Prepare makes the files of a folder that deeds are done in.
+// Prepare makes the files that deeds need in a folder.
 func Prepare(folder string) error {
 	return errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, "file"), []byte("x"), 0o644),
 		os.WriteFile(filepath.Join(folder, "one"), nil, 0o644), os.WriteFile(filepath.Join(folder, "exit"), exitProgram(), 0o755))
@@ -55,8 +55,8 @@ type Worker struct {
 	out     *bufio.Reader
 }
 
-// Start starts a program, a copy of this one, as a worker: in a network namespace of its own, and an environment without other
-// variables. cgroup is a folder's descriptor; 0: that of this process. It needs root.
+// Start starts a program, a copy of this one, as a worker: in a network namespace of its own, and in an environment
+// without other variables. cgroup is a folder's descriptor; 0: the cgroup of this process. It needs root.
 func Start(program string, cgroup uintptr) (*Worker, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -79,8 +79,8 @@ func Start(program string, cgroup uintptr) (*Worker, error) {
 	return w, nil
 }
 
-// Do has it do a deed n times in a folder, and returns the CPU time that it and its children took. If denied, each
-// has to fail with EPERM.
+// Do makes the worker do a deed n times in a folder, and returns the CPU time of the worker and its children. If
+// denied, each attempt has to fail with EPERM.
 func (w *Worker) Do(name string, n int, folder string, denied bool) (time.Duration, error) {
 	if _, err := fmt.Fprintf(w.in, "%s %d %v %s\n", name, n, denied, folder); err != nil {
 		return 0, fmt.Errorf("ask a worker for %s: %w", name, err)
@@ -96,10 +96,10 @@ func (w *Worker) Do(name string, n int, folder string, denied bool) (time.Durati
 	return time.Duration(ns), nil
 }
 
-// Close ends it.
+// Close ends the worker.
 func (w *Worker) Close() error { return errors.Join(w.in.Close(), w.command.Wait()) }
 
-// Work does what Do asks for, and ends the process, if this is a worker.
+// Work does the deeds that Do requests, and ends the process, if this is a worker.
 func Work() {
 	if os.Getenv(variable) == "" {
 		return
@@ -123,7 +123,7 @@ func Work() {
 	os.Exit(0)
 }
 
-// loopback makes the network namespace, which is new, usable.
+// loopback sets up the loopback interface of the new network namespace.
 func loopback() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -132,7 +132,7 @@ func loopback() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// stage is where a deed is done.
+// stage is the place of a deed, and its expected outcome.
 type stage struct {
 	folder string
 	denied bool
@@ -149,7 +149,7 @@ func (s *stage) run(name string, n int) (time.Duration, error) {
 	return 0, fmt.Errorf("there is no deed %q", name)
 }
 
-// cpuTime is that of this process and of its children that have ended.
+// cpuTime is the CPU time of this process and of its children that have ended.
 func cpuTime() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now) // cannot fail with this clock
@@ -158,7 +158,7 @@ func cpuTime() time.Duration {
 	return time.Duration(now.Nano() + children.Utime.Nano() + children.Stime.Nano())
 }
 
-// judge compares an attempt with what it should come to.
+// judge compares an attempt with its expected outcome.
 func (s *stage) judge(err error) error {
 	switch {
 	case s.denied && errors.Is(err, unix.EPERM):
@@ -213,7 +213,7 @@ func (s *stage) create(n int) error {
 	return nil
 }
 
-// rename does it once more if n is odd, so that the file is where it was.
+// rename renames once more if n is odd, so that the file has its old name again.
 func (s *stage) rename(n int) error {
 	from, to := s.path("one"), s.path("other")
 	for range n + n%2 {
@@ -234,7 +234,7 @@ func (s *stage) fork(n int) error {
 		if errno != 0 {
 			return errno
 		}
-		if pid == 0 { // nothing of Go's may run here
+		if pid == 0 { // no code of Go's runtime may run here
 			syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 		}
 		if err := wait(int(pid)); err != nil {

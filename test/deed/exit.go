@@ -6,7 +6,8 @@ import (
 	"encoding/binary"
 )
 
-// exitProgram is an executable that ends at once: its cost is that of starting a program, and nothing of a language's.
+// exitProgram is an executable that ends at once: its cost is only that of starting a program, without a language's
+// runtime.
 func exitProgram() []byte {
 	const base, headers = 0x400000, 64 + 56 // elf(5): the file's header, and one of a segment
 	size := uint64(headers + len(exitCode))

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// breakage is a way to get the model wrong.
+// breakage is an error in the model.
 type breakage int
 
 const (
@@ -39,7 +39,7 @@ var breakages = []struct {
 	{anyoneMayAsk, "martians may use a service"},
 }
 
-// cracks are ways to get the data plane wrong, and to repair it.
+// cracks are errors in the data plane, with their repairs.
 var cracks = []struct {
 	name          string
 	crack, repair func(*world)
@@ -70,8 +70,8 @@ func (w *world) turn(by int) {
 	}
 }
 
-// TestBreakagesAreNoticed is the test of the test: whatever is wrong in the model or in the data
-// plane, few packets find it. The same packets find nothing where nothing is wrong.
+// TestBreakagesAreNoticed tests the test: few packets find any error in the model or in the data
+// plane. Without an error the same packets find nothing.
 func TestBreakagesAreNoticed(t *testing.T) {
 	const most = 50_000
 	w := newWorld(t)
@@ -97,12 +97,12 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	}
 }
 
-// TestFailuresShrink: what is reported is a few packets, and the last of them is the one that fails.
-// A packet that goes on with another keeps that, and so on: so they are not always two.
+// TestFailuresShrink: the report has few packets, and the last one fails. A packet that goes on with
+// another keeps that one, and so on; so they are not always two.
 func TestFailuresShrink(t *testing.T) {
 	const packets, few = 50_000, 12
 	r := newRun(newWorld(t))
-	r.oracle.broken = identificationIgnored // which one packet alone does not show
+	r.oracle.broken = identificationIgnored // one packet alone does not show this error
 	f := r.until(1, packets)
 	if f == nil {
 		t.Fatalf("%d packets did not fail", r.packets)

@@ -28,7 +28,7 @@ func sum(b []byte, start uint32) uint32 {
 	return uint32(s)
 }
 
-// updated is a checksum after a change of what it covers (RFC 1624, equation 3).
+// updated is a checksum after a change of the covered bytes (RFC 1624, equation 3).
 func updated(checksum uint16, before, after []byte) uint16 {
 	s := uint32(^checksum)
 	for i := 0; i < len(before); i += 2 {
@@ -101,15 +101,15 @@ func (h header) etherType() uint16 {
 
 const ownTTL = 64 // of packets that the balancer makes (RFC 1700, "IP time to live")
 
-// answer is a packet of ours to the sender of another: over IP, back out of the arm.
+// answer is our packet to the sender of another: over IP, back out of the arm.
 func (r *reading) answer(source netip.Addr, tos, protocol byte, upper []byte) []byte {
 	h := header{source: source, destination: r.source, tos: tos, ttl: ownTTL, protocol: protocol, df: true}
 	b := link(make([]byte, 0, linkSize+40+len(upper)), r.frame[6:12], r.frame[0:6], h.etherType())
 	return append(h.append(b, len(upper)), upper...)
 }
 
-// errorAbout is an ICMP error about a packet: as much as RFC 1812, 4.3.2.3 and RFC 4443, 2.4 c let
-// it quote, and precedence 6 (RFC 1812, 4.3.2.5).
+// errorAbout is an ICMP error about a packet: it quotes as much as RFC 1812, 4.3.2.3 and RFC 4443, 2.4 c allow, and has
+// precedence 6 (RFC 1812, 4.3.2.5).
 func (o *oracle) errorAbout(r *reading, source netip.Addr, kind, code byte, rest uint32) []byte {
 	quote, protocol, tos := r.frame[linkSize:r.end], byte(icmp4), byte(0xc0)
 	most := 576 - 20 - 8
@@ -129,7 +129,7 @@ func (o *oracle) errorAbout(r *reading, source netip.Addr, kind, code byte, rest
 		start = uint32(pseudo(source, r.source, icmp6, len(b)))
 	}
 	if 8+r.upper-linkSize > len(b) && r.isOpen() {
-		return nil // the kernel would not find what it is to fill in
+		return nil // the kernel would not find the checksum field to fill in
 	}
 	put16(b[2:], ^uint16(sum(r.onTheWire(b), start)))
 	return r.answer(source, tos, protocol, b)
@@ -140,20 +140,20 @@ func (r *reading) isOpen() bool {
 	return arms[r.arm].generic && r.part == whole && r.isTransport() && r.isUnfinished()
 }
 
-// onTheWire is an error's message about the packet as it will be when the kernel has completed the
-// checksum that the packet's sender left open: in generic mode it still knows of that, and fills it
-// in, over the packet's bytes at that time.
+// onTheWire is an error's message about the packet as it will be when the kernel has completed the checksum that the
+// packet's sender left open: in generic mode the kernel still knows that it is open, and fills it in, over the packet's
+// bytes at that time.
 func (r *reading) onTheWire(message []byte) []byte {
 	if !r.isOpen() {
 		return message
 	}
-	// The kernel fills in the field such that the sum of all that it covers is the complement of this.
+	// The kernel fills in the field such that the sum of all covered bytes is the complement of this.
 	start := pseudo(r.source, r.destination, r.protocol, len(r.l4()))
 	return binary.BigEndian.AppendUint16(slices.Clone(message[:8+r.upper-linkSize]), ^start)
 }
 
-// reset is the answer of RFC 9293, 3.10.7.1 to a segment without a connection. unfinished leaves its
-// checksum to who knows that it is to be finished.
+// reset is the answer of RFC 9293, 3.10.7.1 to a segment without a connection. unfinished leaves its checksum to the
+// kernel, which finishes it.
 func (r *reading) reset(unfinished bool) []byte {
 	segment := r.l4()
 	b := make([]byte, 20)
@@ -207,7 +207,7 @@ func setAddresses(ip []byte, source, destination netip.Addr) {
 	put16(ip[10:], updated(be16(ip[10:]), before[:], ip[12:20]))
 }
 
-// checksumOffset is where a TCP or UDP header has its checksum.
+// checksumOffset is the offset of the checksum in a TCP or UDP header.
 func checksumOffset(protocol byte) int {
 	if protocol == tcp {
 		return 16
@@ -215,8 +215,8 @@ func checksumOffset(protocol byte) int {
 	return 6
 }
 
-// isUnfinished is whether the sender has left the checksum to hardware: the field has the sum of
-// the pseudo-header, and is not right as it is. A fragment's is finished (docs/design/11 and 15).
+// isUnfinished reports whether the sender has left the checksum to hardware: the field has the sum of the
+// pseudo-header, and is not valid as it is. A fragment's is finished (docs/design/11 and 15).
 func (r *reading) isUnfinished() bool {
 	b := r.l4()
 	field := be16(b[checksumOffset(r.protocol):])
@@ -235,7 +235,7 @@ func finish(l4 []byte, source, destination netip.Addr, protocol byte) {
 	put16(l4[at:], value)
 }
 
-// endpoints are a tuple as the words that checksums cover.
+// endpoints are the words of a tuple that checksums cover.
 func (t tuple) endpoints(ports bool) []byte {
 	b := append(t.from.Addr().AsSlice(), t.to.Addr().AsSlice()...)
 	if ports {
@@ -245,8 +245,8 @@ func (t tuple) endpoints(ports bool) []byte {
 	return b
 }
 
-// readdress gives a TCP or UDP header other ports, and its checksum what the new tuple does to it
-// (RFC 1624). UDP's zero says that there is none (RFC 768; RFC 6935 for IPv6), and none may become it.
+// readdress gives a TCP or UDP header other ports, and updates its checksum for the new tuple (RFC 1624). UDP's zero
+// stands for no checksum (RFC 768; RFC 6935 for IPv6), and no checksum may become zero.
 func (o *oracle) readdress(l4 []byte, was, now tuple) {
 	put16(l4, now.from.Port())
 	put16(l4[2:], now.to.Port())

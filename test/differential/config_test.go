@@ -9,12 +9,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// An arm is an interface of the balancer. Every frame comes in through one of them, and the
-// source address of what leaves says which one it leaves by.
+// An arm is an interface of the balancer. Every frame comes in through one of them, and the source address of
+// an outgoing frame tells the arm that it leaves by.
 type arm struct {
 	name      string
 	mac       net.HardwareAddr
-	generic   bool // XDP in the kernel's stack, which still knows of unfinished checksums
+	generic   bool // XDP in the kernel's stack, which still knows which checksums are unfinished
 	mtu       int
 	addresses []string
 }
@@ -38,7 +38,7 @@ func (a arm) own(six bool) netip.Addr {
 	return netip.MustParsePrefix(a.addresses[0]).Addr()
 }
 
-// Frames come from these stations too, which are routers towards clients.
+// Frames come from these stations too. They are routers towards clients.
 var (
 	routers = []net.HardwareAddr{mac("02:00:00:00:00:07"), mac("02:00:00:00:00:08")}
 	foreign = mac("02:00:00:00:00:99")
@@ -65,15 +65,15 @@ var (
 	tcpOnlyVIPs = [2]netip.Addr{addr("192.0.2.19"), addr("2001:db8:1::19")}
 )
 
-// ownedAddresses may be answered for.
+// ownedAddresses are the addresses that the balancer answers ARP and ND for.
 var ownedAddresses = []netip.Addr{vips[0], vips[1], directVIPs[0], directVIPs[1], natSources[0], natSources[1]}
 
-// natSources are those of full NAT: towards arm C, then towards arm A.
+// natSources are the source addresses of full NAT: towards arm C, then towards arm A.
 var natSources = []netip.Addr{addr("10.0.0.9"), addr("2001:db8:2::9"), addr("192.0.2.9"), addr("2001:db8:1::9")}
 
-// Backends that something is wrong with.
+// Backends with a fault.
 var (
-	unresolved = addr("10.0.0.28") // nobody knows its hardware address
+	unresolved = addr("10.0.0.28") // no neighbour entry has its hardware address
 	unsourced  = addr("10.0.0.29") // no NAT source reaches it
 	gone       = addr("10.0.0.27") // removed, though slots still name it
 )
@@ -84,15 +84,15 @@ var outer = model.Encapsulation{GUEPort: 6080, Sources4: netip.MustParsePrefix("
 var timeouts = model.Timeouts{TCPEstablished: 2*time.Hour + 4*time.Minute, TCPHandshake: 30 * time.Second,
 	TCPClosing: 10 * time.Second, UDP: 5 * time.Minute, Settle: 15 * time.Minute}
 
-// The pools of source ports: with the narrow one all ports of a backend are soon taken. A search
-// tries 64 ports with an odd stride, so it tries all 8 of them.
+// The pools of source ports. With the narrow one all ports of a backend are soon taken: a search tries 64
+// ports with an odd stride, so it tries all 8 of them.
 var pools = [2]value.PortRange{{First: 1024, Last: 32767}, {First: 4096, Last: 4103}}
 
 // flowsMax bounds one service.
 const flowsMax = 12
 
-// services are the services that the tests balance. Everything is there for TCP and UDP and for both families,
-// unless the service is about that.
+// services are the services that the tests balance. Each kind exists for TCP and UDP and for both families,
+// unless it is about one of them.
 func services() []model.Service {
 	var all []model.Service
 	add := func(name string, forwarding model.Forwarding, addresses [2]netip.Addr, ports value.PortRange, backends ...string) *model.Service {
@@ -171,8 +171,7 @@ func services() []model.Service {
 	return all
 }
 
-// lists lets in the clients 198.51.100.0/25 and 2001:db8:9::/64, but of the first eight of each
-// only number 3.
+// lists lets in the clients 198.51.100.0/25 and 2001:db8:9::/64, but of the first eight of each only number 3.
 func lists(s *model.Service) {
 	for _, p := range []string{"198.51.100.0/25", "198.51.100.3/32", "2001:db8:9::/64", "2001:db8:9::3/128"} {
 		s.AllowFrom = append(s.AllowFrom, netip.MustParsePrefix(p))
@@ -187,7 +186,7 @@ func backendFrom(text string) model.Backend {
 	return model.Backend{BackendAddress: model.BackendAddress{Address: addr(text)}, Weight: 1}
 }
 
-// natSourceFor is where full NAT sends from towards a backend.
+// natSourceFor is the source address of full NAT towards a backend.
 func natSourceFor(backend netip.Addr) netip.Addr {
 	family := 0
 	if backend.Is6() {
@@ -199,7 +198,7 @@ func natSourceFor(backend netip.Addr) netip.Addr {
 	return natSources[family]
 }
 
-// behind is the arm that leads to an address.
+// behind returns the arm that leads to an address.
 func behind(a netip.Addr) int {
 	for _, p := range arms[armA].addresses {
 		if netip.MustParsePrefix(p).Contains(a) {

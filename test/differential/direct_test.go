@@ -16,14 +16,15 @@ const (
 	gueSize        = 8 + 4
 )
 
-// spread tells flows apart in outer headers: it is always the same for one flow.
+// spread has the fields of outer headers that tell flows apart: they are always the same for one
+// flow.
 type spread struct {
 	source netip.Addr
 	port   uint16
 	label  uint32
 }
 
-// direct sends a client's packet to a backend that answers the client itself.
+// direct sends a client's packet to a backend that answers the client directly.
 func (o *oracle) direct(r *reading, s *balanced, t tuple) want {
 	if why := o.suspiciousDirect(r); why != none {
 		return drop(why)
@@ -52,7 +53,7 @@ func (o *oracle) direct(r *reading, s *balanced, t tuple) want {
 }
 
 // datagramTuple is the input of the outer headers of fragments: with `hash: addresses` a later one,
-// which has no ports, is to look like the first.
+// which has no ports, must get the same headers as the first.
 func (s *balanced) datagramTuple(t tuple) tuple {
 	if !s.Policy.HashAddresses {
 		return t
@@ -60,7 +61,7 @@ func (s *balanced) datagramTuple(t tuple) tuple {
 	return tuple{netip.AddrPortFrom(t.from.Addr(), 0), netip.AddrPortFrom(t.to.Addr(), 0), t.protocol}
 }
 
-// overhead is how much longer a packet to a backend becomes.
+// overhead is the number of bytes that the outer headers to a backend add.
 func (s *balanced) overhead(to *server) int {
 	size := 0
 	if s.Forwarding.Encapsulates() {
@@ -132,7 +133,7 @@ func (o *oracle) encapsulate(r *reading, s *balanced, to *server, t tuple) want 
 	return r.on(to.arm, b)
 }
 
-// handOver is direct return over L2: a switch's work, so no hop of the packet's.
+// handOver is direct return over L2: it is a switch's work, so the packet loses no hop.
 func (o *oracle) handOver(r *reading, to *server) want {
 	if !r.isMessage() && to.arm == r.arm && bytes.Equal(r.frame[6:12], to.station) {
 		return drop(loop)
@@ -143,12 +144,12 @@ func (o *oracle) handOver(r *reading, to *server) want {
 	return r.on(to.arm, b)
 }
 
-// isMessage is whether the packet is ICMP.
+// isMessage reports whether the packet is ICMP.
 func (r *reading) isMessage() bool {
 	return r.six && r.protocol == icmp6 || !r.six && r.protocol == icmp4
 }
 
-// chooseOuter follows the program in what it may choose of an outer header.
+// chooseOuter takes over the program's choices in an outer header, and checks them.
 func (o *oracle) chooseOuter(h *header, gue []byte, to *server, t tuple) {
 	var chosen spread
 	six := to.at.Addr().Is6()
@@ -158,7 +159,7 @@ func (o *oracle) chooseOuter(h *header, gue []byte, to *server, t tuple) {
 		size = 40
 	}
 	if len(ip) < size+len(gue) || !o.wasSent() {
-		return // which is said elsewhere
+		return // another check reports it
 	}
 	if six {
 		chosen.source, chosen.label = arms[to.arm].own(true), be32(ip)&0xfffff
@@ -167,7 +168,7 @@ func (o *oracle) chooseOuter(h *header, gue []byte, to *server, t tuple) {
 		if !outer.Sources4.Contains(chosen.source) {
 			o.refuse("the outer source %s is not of %s", chosen.source, outer.Sources4)
 		}
-		if !h.df { // RFC 6864, 4.1: what may be fragmented is numbered
+		if !h.df { // RFC 6864, 4.1: a packet that may be fragmented has a number
 			h.id = be16(ip[4:])
 		}
 	}

@@ -11,23 +11,23 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// episodeSize is how many packets there are until everything is forgotten: enough for a service to
-// be full and a narrow pool of ports to be used up, and few enough to look at.
+// episodeSize is the number of packets before the tables are emptied: enough to fill a service and
+// to use up a narrow pool of ports, and few enough to read.
 const episodeSize = 400
 
 // episodeTime bounds an episode: ports of closed connections rest for 2 s, and the way to a client
-// is looked at again after one. What comes later is not judged.
+// is looked up again after one. Later packets are not judged.
 const episodeTime = time.Second
 
-// refillEvery is how often the limits of what we send are lifted. 100 ICMP errors may be sent at
-// once (bpf/lb/icmp.h), and each packet asks for one at most.
+// refillEvery is the number of packets after which the limits of our own packets are lifted. 100
+// ICMP errors may be sent at once (bpf/lb/icmp.h), and each packet causes one at most.
 const refillEvery = 50
 
-// episode is a run of packets from nothing.
+// episode is a run of packets from empty tables.
 type episode struct {
 	*run
 	seed      uint64
-	careful   bool // looks at all counters after each packet
+	careful   bool // reads all counters after each packet
 	played    []done
 	judged    int
 	late      bool
@@ -35,7 +35,7 @@ type episode struct {
 	failure   *failure
 }
 
-// failure is where program and model disagree.
+// failure is a packet for which program and model disagree.
 type failure struct {
 	seed   uint64
 	before []step // up to the one that failed
@@ -49,10 +49,10 @@ func (f *failure) String() string {
 		"packet %d of the episode\n%s\n%s", f.seed, f.before[len(f.before)-1].number, describe(f.arm, f.in), f.text)
 }
 
-// narrowPool is the index in pools of the one that is soon used up.
+// narrowPool is the index in pools of the pool that is soon used up.
 const narrowPool = 1
 
-// poolOf is which pool an episode has.
+// poolOf returns the index of an episode's pool.
 func poolOf(seed uint64) int {
 	if seed%4 == 0 {
 		return narrowPool
@@ -60,7 +60,7 @@ func poolOf(seed uint64) int {
 	return 0
 }
 
-// stepsOf are the steps of an episode: what each has to do with another is drawn here.
+// stepsOf are the steps of an episode: the step that each goes on with is drawn here.
 func stepsOf(seed uint64) []step {
 	g := newGenerator(^seed)
 	steps := make([]step, episodeSize)
@@ -116,7 +116,7 @@ func (r *run) play(seed uint64, steps []step, careful bool) *episode {
 	return e
 }
 
-// judge runs one frame through both, and says where they disagree.
+// judge runs one frame through both, and describes the differences.
 func (e *episode) judge(arm int, frame []byte, d *done) string {
 	d.arm, d.in, d.out = arm, frame, nil
 	verdict, got, err := e.world.run(arm, frame)
@@ -150,7 +150,7 @@ func (e *episode) judge(arm int, frame []byte, d *done) string {
 	return said.String()
 }
 
-// countReasons asks for each reason of a packet whether it was counted, once.
+// countReasons checks that each reason of a packet was counted once.
 func (e *episode) countReasons(said *strings.Builder, want want) {
 	e.counts[want.reason]++
 	if want.reason != none {
@@ -193,8 +193,8 @@ func verdictName(v uint32) string {
 	return strconv.Itoa(int(v))
 }
 
-// difference is field by field where both frames can be read, and the bytes around the first
-// difference in any case.
+// difference lists the different fields if both frames can be read, and in any case the bytes
+// around the first difference.
 func difference(want, got []byte) string {
 	out := ""
 	w, err1 := packet.Parse(want)
@@ -209,7 +209,7 @@ func difference(want, got []byte) string {
 	return out + fmt.Sprintf("byte %d differs; want %d bytes, got %d:\nwant … %x\ngot  … %x\n", at, len(want), len(got), around(want, at), around(got, at))
 }
 
-// around is a few bytes before and behind one.
+// around returns a few bytes before and behind a position.
 func around(b []byte, at int) []byte { return b[max(0, min(at-8, len(b))):min(at+24, len(b))] }
 
 func describe(arm int, frame []byte) string {

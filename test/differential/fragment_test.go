@@ -28,7 +28,7 @@ func (o *oracle) datagramOf(r *reading) datagram {
 
 // note is the first fragment's note for the later ones (docs/design/15).
 type note struct {
-	nobody  bool  // passed, as of no service
+	nobody  bool  // passed: the datagram is of no service
 	to      tuple // of NAT
 	out     int
 	station net.HardwareAddr
@@ -43,11 +43,11 @@ func (o *oracle) leaveNote(r *reading, n *note) {
 	}
 }
 
-// piece is a fragment, or an IPv6 packet with a fragment header that is none (RFC 6946).
+// piece decides about a fragment, or an IPv6 packet whose fragment header is atomic (RFC 6946).
 func (o *oracle) piece(r *reading) want {
 	w := o.judgePiece(r)
 	if w.verdict == kernel.XDPPass && w.reason != noService && !o.isOurs(r.destination) {
-		w.reason = notOurs // a flow that it has ended is counted all the same
+		w.reason = notOurs // a flow that the packet has ended is still counted
 		return w
 	}
 	if w.verdict == kernel.XDPDrop && isFaultOfPiece(w.reason) && !o.isOurs(r.destination) {
@@ -56,7 +56,7 @@ func (o *oracle) piece(r *reading) want {
 	return w
 }
 
-// isFaultOfPiece is whether a packet is dropped for what it is, and not for where it goes.
+// isFaultOfPiece reports whether a packet is dropped for its own fault, whatever its destination.
 func isFaultOfPiece(why reason) bool {
 	return why == fragmentTiny || why == malformedTransport || why == extensionLimit
 }
@@ -91,7 +91,7 @@ func (o *oracle) judgePiece(r *reading) want {
 		}
 	}
 	switch {
-	case !r.isTransport(): // RFC 6980 asks for this of neighbour discovery
+	case !r.isTransport(): // RFC 6980 demands this for neighbour discovery
 		return pass(fragment)
 	case r.part == first && r.cutShort():
 		return drop(fragmentTiny)
@@ -101,7 +101,7 @@ func (o *oracle) judgePiece(r *reading) want {
 	return o.segment(r)
 }
 
-// cutShort is whether a first fragment lacks a part of its transport header (RFC 1858, 3).
+// cutShort reports whether a first fragment lacks a part of its transport header (RFC 1858, 3).
 func (r *reading) cutShort() bool {
 	b := r.l4()
 	if r.protocol == udp {
@@ -110,7 +110,7 @@ func (r *reading) cutShort() bool {
 	return len(b) < 20 || int(b[12]>>4) >= 5 && int(b[12]>>4)*4 > len(b)
 }
 
-// laterFragment sends a fragment where the first of its datagram went.
+// laterFragment sends a fragment to the destination of its datagram's first.
 func (o *oracle) laterFragment(r *reading) want {
 	n := o.pending[o.datagramOf(r)]
 	switch {
@@ -137,7 +137,8 @@ func (o *oracle) laterFragment(r *reading) want {
 	return w
 }
 
-// moveFragment gives a fragment of a NAT flow its new addresses: it has nothing else to change.
+// moveFragment gives a fragment of a NAT flow its new addresses. It has no ports or checksum to
+// change.
 func (o *oracle) moveFragment(r *reading, n *note) want {
 	if o.isLastHop(r) {
 		return o.expire(r)
@@ -153,8 +154,8 @@ func (o *oracle) moveFragment(r *reading, n *note) want {
 	return r.on(n.out, b)
 }
 
-// withoutNote is a fragment whose first one has not come by: only where the addresses alone decide,
-// and for one service only, it can be placed.
+// withoutNote decides about a fragment whose first one was not seen: it can be placed only if the
+// addresses alone decide, and for one service only.
 func (o *oracle) withoutNote(r *reading) want {
 	var only *balanced
 	for _, f := range o.frontends[destination{r.destination, r.protocol}] {

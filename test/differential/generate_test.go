@@ -12,35 +12,35 @@ import (
 )
 
 // step is one packet of an episode. All of it follows from the episode's seed and the step's
-// number, but for what it answers, quotes or goes on with: that is the step of. So a step can be
-// left out and the others played again, though source ports are then others.
+// number, except the packet that it answers, quotes or goes on with: that is the packet of step
+// of. So a step can be left out and the others played again, though with other source ports.
 type step struct{ number, of int }
 
 // done is a step that has been played.
 type done struct {
 	arm     int
-	in, out []byte // out: what left; nil if nothing did
+	in, out []byte // out: the frame that left; nil: none did
 	outArm  int
 }
 
-// generator makes the packets of an episode: mostly valid ones, with something wrong now and then.
+// generator makes the packets of an episode: mostly valid ones, some with a fault.
 type generator struct {
 	*rand.Rand
 	focus  int // index in targets: much of an episode's traffic goes to one service
 	second int
 	most   int // bytes of data
-	// In some episodes a backend goes at a step: removed, where that is valid.
+	// In some episodes a backend is removed at a step, if that is valid.
 	removed   netip.Addr
 	removedAt int
 }
 
-// target is where clients send to.
+// target is an address and port that clients send to.
 type target struct {
 	vip  [2]netip.Addr // IPv4 and IPv6
 	port uint16
 }
 
-// targets are all services, and ports of none.
+// targets are all services, and ports of no service.
 var targets = func() (all []target) {
 	for _, s := range balancing {
 		f := s.Frontends[0]
@@ -62,7 +62,7 @@ var targets = func() (all []target) {
 		target{vip: [2]netip.Addr{natSources[0], natSources[1]}, port: 80}, target{vip: [2]netip.Addr{addr("192.0.2.77"), addr("2001:db8:1::77")}, port: 80})
 }()
 
-// natOf is how many of them, the first ones, are services with NAT and backends.
+// natOf is the number of the first targets that are services with NAT and backends.
 const natOf = 11
 
 func family(a netip.Addr) int {
@@ -76,8 +76,8 @@ func newGenerator(seed uint64) *generator {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.focus, g.second, g.most = g.IntN(len(targets)), g.IntN(len(targets)), 3000
 	if poolOf(seed) == narrowPool {
-		g.most = 1100           // what is too long has a source port that nobody sees
-		g.focus = g.IntN(natOf) // the others need no ports
+		g.most = 1100           // a packet that is too long has a source port that the model does not see
+		g.focus = g.IntN(natOf) // the other services need no ports
 	}
 	if g.chance(40) {
 		g.removed, g.removedAt = g.removable(), 100+g.IntN(episodeSize-100)
@@ -85,7 +85,7 @@ func newGenerator(seed uint64) *generator {
 	return g
 }
 
-// removable is a backend of the service that has much of the traffic.
+// removable is a backend of the service with most traffic.
 func (g *generator) removable() (a netip.Addr) {
 	if g.focus >= len(balancing) || len(balancing[g.focus].Backends) == 0 {
 		return a
@@ -100,7 +100,7 @@ func (g *generator) removable() (a netip.Addr) {
 // balancing are the services, in the order of targets.
 var balancing = services()
 
-// at makes the choices of one step those of its number.
+// at is the generator for one step: its choices depend on the step's number alone.
 func (g *generator) at(seed uint64, number int) *generator {
 	return &generator{Rand: rand.New(rand.NewPCG(seed, uint64(number)+1)), focus: g.focus, second: g.second, most: g.most}
 }
@@ -109,7 +109,7 @@ func (g *generator) chance(percent int) bool { return g.IntN(100) < percent }
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// next chooses what a step goes on with: one of the last steps, or none.
+// next chooses the step that a step goes on with: one of the last steps, or none.
 func (g *generator) next(played int) int {
 	if played == 0 || g.chance(30) {
 		return -1
@@ -132,14 +132,14 @@ func (g *generator) frame(of *done) (arm int, frame []byte) {
 	if g.chance(30) {
 		frame = g.damage(arm, frame)
 	}
-	const least = 14 // what the kernel takes for a test run
+	const least = 14 // the least that the kernel takes for a test run
 	for len(frame) < least {
 		frame = append(frame, 0)
 	}
 	return arm, frame
 }
 
-// fresh is a packet that has to do with no other.
+// fresh is a packet without relation to another.
 func (g *generator) fresh(arm int) []byte {
 	switch n := g.IntN(100); {
 	case n < 70:
@@ -168,7 +168,7 @@ func build(p packet.Packet) []byte {
 	return b
 }
 
-// client is an address of a client, or rarely one that none has.
+// client is an address of a client, or rarely one that no client has.
 func (g *generator) client(six bool) netip.Addr {
 	if g.chance(4) {
 		return g.oddSource(six)
@@ -180,7 +180,7 @@ func (g *generator) client(six bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 51, byte(100 + g.IntN(10)/9), n})
 }
 
-// oddSource is an address that packets to a service do not have, or only just may.
+// oddSource is an address that packets to a service may not have, or only just may.
 func (g *generator) oddSource(six bool) netip.Addr {
 	if six {
 		return pick(g, addr("::"), addr("::1"), addr("ff02::1"), addr("fe80::1"), vips[1], directVIPs[1], natSources[1], hostVIPs[1], rangeVIPs[1],
@@ -225,8 +225,8 @@ func (g *generator) linkTo(arm int) packet.Edit {
 	return packet.MACs(pick(g, routers...), arms[arm].mac)
 }
 
-// between is a TCP or UDP packet with nothing wrong about it. netip does not let a mapped address
-// into the library's IPv6 packets, so those are written afterwards.
+// between is a TCP or UDP packet without a fault. netip does not let a mapped address into the
+// library's IPv6 packets, so such addresses are written afterwards.
 func (g *generator) between(from, to netip.AddrPort, isUDP bool, edits ...packet.Edit) packet.Packet {
 	source, destination := from.Addr(), to.Addr()
 	if source.Is4In6() {
@@ -253,7 +253,7 @@ func (g *generator) between(from, to netip.AddrPort, isUDP bool, edits ...packet
 	return p
 }
 
-// data is of any length, the longest seldom.
+// data is of any length, rarely a long one.
 func (g *generator) data() []byte {
 	size := 0
 	switch n := g.IntN(100); {
@@ -277,7 +277,7 @@ func (g *generator) data() []byte {
 	return b
 }
 
-// vary changes what may be so or so.
+// vary changes fields that may have any value.
 func (g *generator) vary(p *packet.Packet) {
 	if ip := p.IPv4; ip != nil {
 		ip.DF, ip.ID = g.chance(70), uint16(g.Uint32())
@@ -317,7 +317,7 @@ func (g *generator) ttl() uint8 {
 	return pick(g, uint8(64), 64, 64, 255, 3, 128)
 }
 
-// extend puts extension headers before what follows.
+// extend puts extension headers before the payload.
 func (g *generator) extend(ip *packet.IPv6) {
 	for range 1 + g.IntN(pick(g, 1, 2, 3, 10)) {
 		kind := pick(g, packet.ProtocolHopByHop, packet.ProtocolDestinationOptions, packet.ProtocolRouting, packet.ProtocolAH, packet.ProtocolDestinationOptions)
@@ -337,7 +337,7 @@ func (g *generator) extend(ip *packet.IPv6) {
 	}
 }
 
-// identification is a datagram's: there are few, so that they meet.
+// identification is a datagram's: there are few, so that datagrams share one.
 func (g *generator) identification() uint32 { return uint32(g.IntN(4)) }
 
 // firstFragment makes a packet the first fragment of a longer one.
@@ -351,7 +351,7 @@ func (g *generator) firstFragment(p packet.Packet) packet.Packet {
 	return p.With(packet.Fragmented(g.identification(), 0, true))
 }
 
-// laterFragment is a fragment of the same datagram as another, perhaps.
+// laterFragment is a fragment, perhaps of the same datagram as another.
 func (g *generator) laterFragment(arm int, p packet.Packet) packet.Packet {
 	offset := uint16(8 * (1 + g.IntN(pick(g, 4, 100, 8000))))
 	out := packet.Packet{Ethernet: p.Ethernet, IPv4: p.IPv4, IPv6: p.IPv6, Payload: g.data()}
@@ -508,7 +508,7 @@ func (g *generator) noise(arm int) []byte {
 	return build(packet.Packet{Ethernet: packet.Ethernet{Source: routers[0], Destination: arms[arm].mac, Type: kind}, Payload: g.data()})
 }
 
-// after is a packet that has to do with an earlier one.
+// after is a packet related to an earlier one.
 func (g *generator) after(arm int, of *done) (int, []byte) {
 	in, err := packet.Parse(of.in)
 	if err != nil || in.IPv4 == nil && in.IPv6 == nil || in.TCP == nil && in.UDP == nil {
@@ -537,7 +537,7 @@ func (g *generator) after(arm int, of *done) (int, []byte) {
 	return of.outArm, g.errorAbout(of.outArm, out)
 }
 
-// isFirst is whether a packet is a first fragment.
+// isFirst reports whether a packet is a first fragment.
 func isFirst(p packet.Packet) bool {
 	if p.IPv4 != nil {
 		return p.IPv4.MF
@@ -567,7 +567,7 @@ func (g *generator) again(p packet.Packet) []byte {
 	return build(p)
 }
 
-// reply is the answer to a packet that left, from who got it.
+// reply is the answer to a packet that left, from its receiver.
 func (g *generator) reply(sent packet.Packet, arm int) packet.Packet {
 	p := sent.Reverse()
 	from := stationOf(p.Source())
@@ -594,7 +594,7 @@ func endpointOf(p packet.Packet, source bool) netip.AddrPort {
 	return netip.AddrPortFrom(a, to)
 }
 
-// errorAbout is an ICMP error of somebody on the way about a packet that went there.
+// errorAbout is an ICMP error about a packet, from a host on its way.
 func (g *generator) errorAbout(arm int, about packet.Packet) []byte {
 	from, kind, code := pick(g, addr("203.0.113.1"), addr("10.0.0.20"), about.Destination()), pick(g, uint8(3), 3, 11, 12, 5, 4), byte(g.IntN(5))
 	if about.IPv6 != nil {
@@ -621,7 +621,7 @@ func (g *generator) errorAbout(arm int, about packet.Packet) []byte {
 	if p.ICMP != nil && p.ICMP.Checksum.Mode == packet.Partial {
 		p.ICMP.Checksum = packet.Checksum{}
 	}
-	if p.ICMPv6 != nil && p.ICMPv6.Type >= 128 { // no error, so what follows is no quote
+	if p.ICMPv6 != nil && p.ICMPv6.Type >= 128 { // no error, so no quote follows
 		p.ICMPv6.Quote, p.Payload = nil, p.ICMPv6.Quote
 	}
 	return build(p)
@@ -639,14 +639,14 @@ func (g *generator) damage(arm int, frame []byte) []byte {
 		b[g.IntN(min(len(b), 70))] = byte(g.Uint32())
 	case n < 45:
 		b = b[:g.IntN(len(b)+1)]
-	case n < 52: // cut, and say so
+	case n < 52: // cut, with lengths that fit
 		if keep := g.IntN(len(b) + 1); keep > 60 {
 			b = b[:keep]
 			adjust(b)
 		} else if len(b) > 18 {
 			put16(b[16:], uint16(g.Uint32()))
 		}
-	case n < 60: // lengths that lie
+	case n < 60: // false lengths
 		if at := pick(g, 16, 18, 38, 58, 46, 66); at+2 <= len(b) {
 			put16(b[at:], pick(g, 0, be16(b[at:])+uint16(g.IntN(9))-4, uint16(g.Uint32())))
 		}
@@ -679,7 +679,7 @@ func (g *generator) damage(arm int, frame []byte) []byte {
 	return b
 }
 
-// adjust makes the IP header say that the frame ends where it does.
+// adjust sets the IP header's length to the frame's end.
 func adjust(b []byte) {
 	if b[14]>>4 == 4 {
 		put16(b[16:], uint16(len(b)-14))

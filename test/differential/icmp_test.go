@@ -7,8 +7,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// isError is whether an ICMP message is about a packet that it quotes, and is carried to who sent that:
-// unreachable, time exceeded, parameter problem (RFC 792, 5508); too big (RFC 4443).
+// isError reports whether an ICMP message is about a packet that it quotes, and is carried to the
+// sender of that packet: unreachable, time exceeded, parameter problem (RFC 792, 5508); too big (RFC
+// 4443).
 func (r *reading) isError() bool {
 	kind := r.l4()[0]
 	if r.six {
@@ -17,7 +18,7 @@ func (r *reading) isError() bool {
 	return kind == 3 || kind == 11 || kind == 12
 }
 
-// message is an ICMP or ICMPv6 packet.
+// message decides about an ICMP or ICMPv6 packet.
 func (o *oracle) message(r *reading, plain bool) want {
 	ours, vip := o.isOurs(r.destination), o.isVIP(r.destination)
 	m := r.l4()
@@ -71,20 +72,20 @@ func (o *oracle) echo(r *reading) want {
 	before := []byte{m[0], m[1]}
 	m[0] = reply
 	put16(m[2:], updated(be16(m[2:]), before, m[0:2]))
-	if !r.six && be16(m[2:]) == 0 { // of zeros, it is 0xffff
+	if !r.six && be16(m[2:]) == 0 { // a checksum over zeros is 0xffff
 		put16(m[2:], 0xffff)
 	}
 	return r.back(echoAnswered, b)
 }
 
-// quote is the packet that an error is about, as far as it is there.
+// quote is the packet that an error is about, as far as the error has it.
 type quote struct {
 	at    int // in the frame
 	upper int
 	tuple
 }
 
-// readQuote reads it: not a later fragment, and at least the ports.
+// readQuote reads the quote: not a later fragment, and at least the ports.
 func (r *reading) readQuote() (q quote, ok bool) {
 	q.at = r.upper + 8
 	in := reading{six: r.six, frame: r.frame[q.at-linkSize : r.end], end: r.end - q.at + linkSize}
@@ -115,7 +116,7 @@ func (r *reading) readQuote() (q quote, ok bool) {
 	return q, true
 }
 
-// walkQuote goes through the extension headers of a quoted packet, also those of a first fragment.
+// walkQuote goes through the extension headers of a quoted packet, also of a first fragment.
 func (r *reading) walkQuote() bool {
 	for range extensionsMax {
 		b := r.frame[min(r.upper, r.end):]
@@ -142,14 +143,15 @@ func (r *reading) walkQuote() bool {
 	return true
 }
 
-// errorMessage carries an error to who sent the packet that it is about. false: it is nobody's here.
+// errorMessage carries an error to the sender of the packet that it is about. false: the packet is not
+// ours.
 func (o *oracle) errorMessage(r *reading) (want, bool) {
 	q, ok := r.readQuote()
 	if !ok || q.from.Addr() != r.destination {
 		return want{}, false
 	}
-	// The quoted packet is one that we sent: reversed, its tuple is that of the packets that come
-	// from where it went.
+	// We sent the quoted packet. Its reversed tuple is that of the packets that come from its
+	// destination.
 	if d := o.flows[q.tuple.reversed()]; d != nil {
 		if o.isLastHop(r) { // no error is answered with another (RFC 1122, 3.2.2)
 			return want{}, false
@@ -179,7 +181,7 @@ func (o *oracle) errorMessage(r *reading) (want, bool) {
 	return w, true
 }
 
-// errorThroughNAT rewrites an error, and the packet in it to what it was when it came to us.
+// errorThroughNAT rewrites an error, and restores the quoted packet to its form before the NAT.
 func (o *oracle) errorThroughNAT(r *reading, q quote, d *direction) want {
 	out, station := d.out()
 	switch {
@@ -213,7 +215,7 @@ func (o *oracle) errorThroughNAT(r *reading, q quote, d *direction) want {
 	return r.on(out, b, icmpTranslated)
 }
 
-// even is b with a zero behind it where it has an odd number of bytes.
+// even is b, with a zero behind it if it has an odd number of bytes.
 func even(b []byte) []byte {
 	if len(b)%2 == 0 {
 		return b

@@ -12,8 +12,8 @@ var (
 	packetsFlag = flag.Int("differential.packets", 0, "how many packets are sent. 0: ten million with SHUNT_SOAK, fewer otherwise")
 )
 
-// TestMain has a run that judges a change send the same packets each time: what new ones would find
-// is rarely about that change. By hand and in `make soak` they are drawn.
+// TestMain makes runs that judge a change send the same packets each time: a failure of new packets
+// is rarely due to that change. By hand and in `make soak` the seed is drawn.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if *seedFlag == 0 {

@@ -26,10 +26,10 @@ type server struct {
 type balanced struct {
 	model.Service
 	seed  uint32
-	slots []*server // of the Maglev table; nil: nobody
+	slots []*server // of the Maglev table; nil: no backend
 	six   bool
 	// Of the present episode:
-	flows int // while the service has a bound
+	flows int // of a service with a bound
 	begun map[netip.Addr]bool
 }
 
@@ -44,23 +44,23 @@ type destination struct {
 	protocol byte
 }
 
-// oracle is the model: what a packet has to become, by the documents. It reads no map and shares no
-// code with the programs.
+// oracle is the model: it derives the outcome of a packet from the documents. It reads no map and shares
+// no code with the programs.
 type oracle struct {
 	frontends map[destination][]frontend // the narrowest first
 	services  []*balanced
 	pool      value.PortRange
-	removed   netip.Addr // a backend that has gone in the middle of the episode
+	removed   netip.Addr // a backend removed in the middle of the episode
 	broken    breakage
 
 	flows   map[tuple]*direction
 	pending map[datagram]*note
 	entropy map[tuple]spread
 
-	gotVerdict uint32 // what the program made of the packet, for what is its own choice
+	gotVerdict uint32 // the program's verdict, for its own choices
 	got        []byte
-	fault      string // why that choice is none of those it has
-	undecided  bool   // what the program has chosen cannot be known: nothing later can be judged
+	fault      string // the reason why the program's choice is forbidden
+	undecided  bool   // the program's choice cannot be known: no later packet can be judged
 }
 
 // want is the outcome that a packet must have.
@@ -87,8 +87,8 @@ func newOracle(services []model.Service) *oracle {
 	return o
 }
 
-// add makes the half of a service that is for one family (docs/design/05). With direct return
-// backends of one family alone serve both.
+// add makes the half of a service for one family (docs/design/05). With direct return backends of one
+// family alone serve both.
 func (o *oracle) add(s model.Service, six bool) {
 	b := &balanced{Service: s, seed: maglev.Seed(s.Name), six: six}
 	if six {
@@ -128,7 +128,7 @@ func (o *oracle) renew(pool value.PortRange) {
 	}
 }
 
-// serviceOf is the service of a VIP's port, an exact port before a range before any.
+// serviceOf returns the service of a VIP's port: an exact port before a range before any port.
 func (o *oracle) serviceOf(to netip.AddrPort, protocol byte) *balanced {
 	for _, f := range o.frontends[destination{to.Addr(), protocol}] {
 		if f.ports.First <= to.Port() && to.Port() <= f.ports.Last {
@@ -145,11 +145,11 @@ func (o *oracle) isVIP(a netip.Addr) bool {
 func isSource(a netip.Addr) bool  { return slices.Contains(natSources, a) }
 func isHostOwn(a netip.Addr) bool { return slices.Contains(hostVIPs[:], a) }
 
-// isOwned is whether ARP and ND are answered for an address.
+// isOwned reports whether the balancer answers ARP and ND for an address.
 func isOwned(a netip.Addr) bool { return slices.Contains(ownedAddresses, a) && !isHostOwn(a) }
 
-// hash is the flow hash, which is a promise to the other balancers of a fleet: multiply-add with
-// odd constants, then MurmurHash3's finalizer (test/place has it too).
+// hash is the flow hash, which is a promise to the other balancers of a fleet: multiply-add with odd
+// constants, then MurmurHash3's finalizer (test/place has it too).
 func (s *balanced) hash(t tuple) uint32 {
 	mix := [...]uint64{0x6a09e667f3bcc909, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1, 0x510e527fade682d1}
 	words := func(a netip.Addr) (high, low uint64) {
@@ -175,7 +175,7 @@ func (s *balanced) hash(t tuple) uint32 {
 	return uint32(h >> 32)
 }
 
-// place is the backend of a flow's slot, which is settled: nil where nobody takes new flows.
+// place returns the backend of a flow's slot, which is settled; nil: no backend takes new flows.
 func (o *oracle) place(s *balanced, t tuple) *server {
 	if o.broken == portsIgnored {
 		t = tuple{netip.AddrPortFrom(t.from.Addr(), 0), netip.AddrPortFrom(t.to.Addr(), 0), t.protocol}
@@ -183,7 +183,7 @@ func (o *oracle) place(s *balanced, t tuple) *server {
 	return s.slots[uint64(s.hash(t))*uint64(len(s.slots))>>32]
 }
 
-// step is the outcome that a frame must have, given what the program made of it.
+// step returns the outcome that a frame must have, given the program's verdict and frame.
 func (o *oracle) step(arm int, frame []byte, verdict uint32, got []byte) (w want, fault string) {
 	o.got, o.gotVerdict, o.fault, o.undecided = got, verdict, "", false
 	w = o.frame(arm, frame)
@@ -195,20 +195,20 @@ func drop(r reason) want { return want{verdict: kernel.XDPDrop, reason: r} }
 
 // back is an answer in the packet's place.
 func (r *reading) back(why reason, frame []byte) want {
-	if frame == nil { // there is none that could be right
+	if frame == nil { // no correct answer exists
 		return drop(internal)
 	}
 	return want{verdict: verdictOf(r.arm, r.arm), reason: why, frame: frame}
 }
 
-// on is a packet that goes its way.
+// on forwards a packet.
 func (r *reading) on(out int, frame []byte, notes ...reason) want {
 	w := want{verdict: verdictOf(r.arm, out), frame: frame}
 	copy(w.notes[:], notes)
 	return w
 }
 
-// verdictOf is how a frame leaves: sending back on veth is a redirect in native mode.
+// verdictOf is the verdict of a frame that leaves: sending back on veth is a redirect in native mode.
 func verdictOf(in, out int) uint32 {
 	if in == out && arms[in].generic {
 		return kernel.XDPTx
@@ -216,19 +216,19 @@ func verdictOf(in, out int) uint32 {
 	return kernel.XDPRedirect
 }
 
-// wasSent is whether the program has sent the packet, or an answer.
+// wasSent reports whether the program has sent the packet, or an answer.
 func (o *oracle) wasSent() bool {
 	return o.gotVerdict == kernel.XDPTx || o.gotVerdict == kernel.XDPRedirect
 }
 
-// refuse says that the program has chosen what it may not.
+// refuse records a forbidden choice of the program.
 func (o *oracle) refuse(format string, values ...any) {
 	if o.fault == "" {
 		o.fault = fmt.Sprintf(format, values...)
 	}
 }
 
-// frame looks at the link header.
+// frame reads the link header.
 func (o *oracle) frame(arm int, frame []byte) want {
 	r := &reading{arm: arm, frame: frame}
 	r.group = frame[0]&1 != 0
@@ -254,7 +254,7 @@ func (o *oracle) frame(arm int, frame []byte) want {
 	return o.packet(r)
 }
 
-// packet looks at the IP headers.
+// packet reads the IP headers.
 func (o *oracle) packet(r *reading) want {
 	if !r.readIP() {
 		return pass(malformed)
@@ -289,8 +289,8 @@ func (o *oracle) packet(r *reading) want {
 
 func (o *oracle) isOurs(a netip.Addr) bool { return o.isVIP(a) || isSource(a) }
 
-// destination asks whose a packet is that is no fragment. plain: nothing stands between the IP
-// header and what is in the packet.
+// destination finds the service of a packet that is no fragment. plain: the payload follows directly
+// behind the IP header.
 func (o *oracle) destination(r *reading, plain bool) want {
 	switch {
 	case r.protocol == icmp4 && !r.six, r.protocol == icmp6 && r.six:
@@ -307,7 +307,7 @@ func (o *oracle) destination(r *reading, plain bool) want {
 
 func (r *reading) isTransport() bool { return r.protocol == tcp || r.protocol == udp }
 
-// segment is a TCP or UDP packet, whole or the first fragment of one.
+// segment decides about a TCP or UDP packet, whole or the first fragment of one.
 func (o *oracle) segment(r *reading) want {
 	t := r.tuple()
 	s := o.serviceOf(t.to, t.protocol)
@@ -320,13 +320,13 @@ func (o *oracle) segment(r *reading) want {
 		return o.follow(r, d)
 	}
 	w := o.begin(r, s, t)
-	if isGone { // its backend has gone, and what comes now is placed anew
+	if isGone { // its backend was removed, so this packet is placed anew
 		w.add(flowMoved)
 	}
 	return w
 }
 
-// begin is a packet without a flow, or of one that is over with it.
+// begin decides about a packet without a flow, or with a flow that it ends.
 func (o *oracle) begin(r *reading, s *balanced, t tuple) want {
 	if d := o.flows[t]; d != nil {
 		o.end(d.connection)
@@ -341,10 +341,10 @@ func (o *oracle) begin(r *reading, s *balanced, t tuple) want {
 	return o.open(r, s, t)
 }
 
-// isGone is whether a backend has been removed.
+// isGone reports whether a backend has been removed.
 func (o *oracle) isGone(s *server) bool { return s.at.Addr() == gone || s.at.Addr() == o.removed }
 
-// suspicious are sources that no packet to a service may have.
+// suspicious returns the reason to drop a source that no packet to a service may have.
 func (o *oracle) suspicious(r *reading) reason {
 	switch {
 	case isMartian(r.source) && o.broken != anyoneMayAsk:
@@ -355,8 +355,8 @@ func (o *oracle) suspicious(r *reading) reason {
 	return none
 }
 
-// suspiciousDirect are the reasons that no packet to a service with direct return may have. Of TCP, whose
-// resets end it, addresses of ours may be.
+// suspiciousDirect returns the reason to drop a source of a packet to a service with direct return. With
+// TCP, whose resets end a loop, our addresses are allowed.
 func (o *oracle) suspiciousDirect(r *reading) reason {
 	if why := o.suspicious(r); why != none || r.protocol != udp || !o.isLoop(r.source) {
 		return why
@@ -364,10 +364,10 @@ func (o *oracle) suspiciousDirect(r *reading) reason {
 	return loop
 }
 
-// isLoop is whether a packet comes from an address that is ours alone.
+// isLoop reports whether a packet's source is an address that only the balancer has.
 func (o *oracle) isLoop(source netip.Addr) bool { return o.isOurs(source) && !isHostOwn(source) }
 
-// isAnswerable is whether an answer may be sent to an address (RFC 1122, 3.2.2; RFC 4443, 2.4 e).
+// isAnswerable reports whether an answer may be sent to an address (RFC 1122, 3.2.2; RFC 4443, 2.4 e).
 func isAnswerable(a netip.Addr) bool {
 	if a.Is4() {
 		first := a.As4()[0]
@@ -376,7 +376,7 @@ func isAnswerable(a netip.Addr) bool {
 	return !a.IsUnspecified() && !a.IsMulticast()
 }
 
-// isMartian is whether no host sends from an address (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
+// isMartian reports whether no host sends from an address (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
 func isMartian(a netip.Addr) bool {
 	if a.Is4() {
 		b := a.As4()
@@ -401,7 +401,7 @@ func (o *oracle) allows(s *balanced, source netip.Addr) bool {
 	return allows
 }
 
-// overRate is whether a source has begun its flow of this second. IPv6 counts by /64.
+// overRate reports whether a source has begun its flow of this second already. IPv6 counts by /64.
 func (s *balanced) overRate(source netip.Addr) bool {
 	if s.Policy.SourceRate == 0 {
 		return false
@@ -430,7 +430,7 @@ func (o *oracle) turnAway(r *reading, s *balanced) want {
 	return r.back(rejectedUnreachable, o.errorAbout(r, r.destination, kind, code, 0))
 }
 
-// longer is whether there is more than the plain IP header.
+// longer reports whether the header is longer than a plain IP header.
 func (r *reading) longer() bool {
 	if r.six {
 		return r.upper > linkSize+40
@@ -438,7 +438,7 @@ func (r *reading) longer() bool {
 	return r.upper > linkSize+20
 }
 
-// isLastHop is whether the packet's TTL, or hop limit, ends here.
+// isLastHop reports whether the packet's TTL, or hop limit, ends here.
 func (o *oracle) isLastHop(r *reading) bool {
 	return r.ttl == 0 || r.ttl == 1 && o.broken != lastHopForwards
 }
@@ -458,7 +458,7 @@ func (o *oracle) expire(r *reading) want {
 	return r.back(ttlExceeded, o.errorAbout(r, arms[r.arm].own(r.six), kind, 0, 0))
 }
 
-// tooLong is the outcome of a packet that does not fit: its sender is told what would.
+// tooLong is the outcome of a packet that does not fit: its sender is told the size that does.
 func (o *oracle) tooLong(r *reading, fits int) want {
 	if !r.df || r.part == later && !r.six {
 		return drop(tooBig)

@@ -10,23 +10,23 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// searchMax is how many ports a search tries. Of a pool that is not larger it finds a free one.
+// searchMax is the number of ports that a search tries. In a pool that is not larger it finds a free one.
 const searchMax = 64
 
-// connection is a flow through the NAT: the client's tuple, and that towards the backend.
+// connection is a flow through the NAT: the client's tuple, and the one towards the backend.
 type connection struct {
 	client, backend tuple
 	service         *balanced
 	server          *server
-	towards         hop // the client
+	towards         hop // to the client
 	// State that decides about later packets.
 	reset   bool
 	closed  [2]bool // by the client, by the backend
-	counted bool    // among the flows of a service that has a bound
+	counted bool    // among the flows of a service with a bound
 	hidden  bool    // no packet has left yet, so the source port has not been seen
 }
 
-// hop is where the client's packets come from.
+// hop is the station that the client's packets come from.
 type hop struct {
 	arm     int
 	station net.HardwareAddr
@@ -53,12 +53,12 @@ func (d *direction) out() (arm int, station net.HardwareAddr) {
 	return d.server.arm, d.server.station
 }
 
-// isOver is whether a SYN begins another connection, and another flow may have the port.
+// isOver reports whether a SYN begins another connection, and another flow may take the port.
 func (c *connection) isOver() bool { return c.reset || c.closed[0] && c.closed[1] }
 
 // open begins a flow.
 func (o *oracle) open(r *reading, s *balanced, t tuple) want {
-	if t.protocol == tcp && r.flags&flagRST != 0 { // the end of what is not there
+	if t.protocol == tcp && r.flags&flagRST != 0 { // the end of a connection that does not exist
 		return pass(notOurs)
 	}
 	if why := o.suspicious(r); why != none {
@@ -109,8 +109,8 @@ func (w *want) add(r reason) {
 	w.notes[i] = r
 }
 
-// claim finds out which source port the program has claimed for a new flow, where the packet shows
-// it, and whether it may be that one. false: there is none.
+// claim learns the source port that the program has claimed for a new flow, if the packet shows it, and checks it.
+// false: there is none.
 func (o *oracle) claim(r *reading, c *connection) (displaced, ok bool) {
 	port := c.server.at.Port()
 	if port == 0 {
@@ -135,7 +135,7 @@ func (o *oracle) claim(r *reading, c *connection) (displaced, ok bool) {
 		c.hidden = true
 		return false, true
 	case o.gotVerdict == kernel.XDPDrop:
-		// A search that comes after one in vain gives up early.
+		// A search after a vain one gives up early.
 		if !narrow || closed == 0 {
 			o.refuse("it was not sent, though %d source ports are free", free)
 		}
@@ -144,15 +144,15 @@ func (o *oracle) claim(r *reading, c *connection) (displaced, ok bool) {
 	return o.takePort(r.upper, c, own), true
 }
 
-// leaves is whether the first packet of a flow is sent on.
+// leaves reports whether the first packet of a flow is sent on.
 func (o *oracle) leaves(r *reading, c *connection) bool {
 	return c.server.at.Addr() != unresolved && r.end-linkSize <= arms[c.server.arm].mtu
 }
 
 func size(pool value.PortRange) int { return int(pool.Last) - int(pool.First) + 1 }
 
-// countPorts counts the free ports of a narrow pool, and the ports that closed connections have.
-// uncertain: one of these is at a port that nobody has seen, which another flow may take over.
+// countPorts counts the free ports of a narrow pool, and the ports of closed connections. uncertain: one of these has a
+// port that the model has not seen, and another flow may take it over.
 func (o *oracle) countPorts(c *connection) (free, closed int, uncertain bool) {
 	if free = size(o.pool); free > searchMax {
 		return free, 0, false
@@ -162,7 +162,7 @@ func (o *oracle) countPorts(c *connection) (free, closed int, uncertain bool) {
 			continue
 		}
 		if at := d.backend.from.Port(); !d.hidden && (at < o.pool.First || at > o.pool.Last) {
-			continue // a client's own, with nat-destination
+			continue // a client's own port, with nat-destination
 		}
 		free--
 		if d.isOver() {
@@ -173,11 +173,10 @@ func (o *oracle) countPorts(c *connection) (free, closed int, uncertain bool) {
 	return free, closed, uncertain
 }
 
-// takePort reads the port off the packet that left, at this offset. true: it was another flow's,
-// which is closed.
+// takePort reads the port from the packet that left, at this offset. true: it was another flow's, which is closed.
 func (o *oracle) takePort(at int, c *connection, own uint16) (displaced bool) {
 	if len(o.got) < at+2 || !o.wasSent() {
-		return false // which is said elsewhere
+		return false // another check reports it
 	}
 	port := be16(o.got[at:])
 	if (port < o.pool.First || port > o.pool.Last) && (port != own || own == 0) {
@@ -223,13 +222,13 @@ func (o *oracle) leave(c *connection) {
 	}
 }
 
-// follow is a packet of a flow that is there.
+// follow decides about a packet of an existing flow.
 func (o *oracle) follow(r *reading, d *direction) want {
 	if r.isSYN() && !d.fromBackend && d.isOver() { // another connection on a closed one's tuple
 		switch {
 		case o.place(d.service, d.client) != d.server:
 			o.leave(d.connection)
-			o.undecided = o.undecided || d.hidden // nobody has seen which port rests
+			o.undecided = o.undecided || d.hidden // the model has not seen the port that rests
 			return o.open(r, d.service, d.client)
 		case !o.allows(d.service, r.source):
 			return drop(denied)
@@ -241,16 +240,17 @@ func (o *oracle) follow(r *reading, d *direction) want {
 	return o.send(r, d)
 }
 
-// isSYN is whether the packet asks for a connection.
+// isSYN reports whether the packet asks for a connection.
 func (r *reading) isSYN() bool { return r.protocol == tcp && r.flags&(flagSYN|flagACK) == flagSYN }
 
-// answersPast is whether the packet answers a connection that the client has begun to the backend itself, from a closed flow's port.
+// answersPast reports whether the packet answers a connection that the client has begun to the backend itself, from a
+// closed flow's port.
 func (r *reading) answersPast(d *direction) bool {
 	return d.fromBackend && d.isOver() && r.protocol == tcp && r.flags&(flagSYN|flagACK|flagRST) == flagSYN|flagACK && d.client.from.Addr() == d.backend.from.Addr()
 }
 
-// advance notes what the packet means for the flow: what closes it, and what brings it back (the
-// flow table in ARCHITECTURE.md, and docs/design/09).
+// advance updates the flow's state: packets that close it, and packets that reopen it (the flow table in
+// ARCHITECTURE.md, and docs/design/09).
 func (o *oracle) advance(r *reading, d *direction) {
 	side := 0
 	if d.fromBackend {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// arp answers a request for an address that is ours to answer for (RFC 826).
+// arp answers a request for an address that the balancer answers for (RFC 826).
 func (o *oracle) arp(r *reading) want {
 	b := r.frame[linkSize:]
 	switch {
@@ -32,8 +32,9 @@ func (o *oracle) arp(r *reading) want {
 
 const solicitationType = 135
 
-// solicitation answers a neighbour solicitation for an address that is ours to answer for (RFC 4861,
-// 7.1.1 and 7.2.4), and passes other ICMPv6 to groups. plain: no extension header is before it.
+// solicitation answers a neighbour solicitation for an address that the balancer answers for (RFC
+// 4861, 7.1.1 and 7.2.4), and passes other ICMPv6 to groups. plain: no extension header is before
+// it.
 func (o *oracle) solicitation(r *reading, plain bool) want {
 	m := r.l4()
 	start := uint32(pseudo(r.source, r.destination, icmp6, len(m)))
@@ -53,7 +54,7 @@ func (o *oracle) solicitation(r *reading, plain bool) want {
 		options = options[int(options[1])*8:]
 	}
 	flags, to, station := byte(0x60), r.source, r.frame[6:12]
-	if anonymous { // duplicate address detection (RFC 4862): everybody is told
+	if anonymous { // duplicate address detection (RFC 4862): the answer goes to all nodes
 		flags, to, station = 0x20, netip.MustParseAddr("ff02::1"), []byte{0x33, 0x33, 0, 0, 0, 1}
 	}
 	reply := make([]byte, 32)
@@ -67,7 +68,7 @@ func (o *oracle) solicitation(r *reading, plain bool) want {
 	return r.back(ndAnswered, append(out, reply...))
 }
 
-// optionsMax is how many options are looked at; a solicitation with more is left to the host.
+// optionsMax is the number of options that are read; a solicitation with more is left to the host.
 const optionsMax = 8
 
 // groupOf is the solicited-node group of an address (RFC 4291, 2.7.1).

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Protocols and types of messages, as IANA has them.
+// Protocols and types of messages, as assigned by IANA.
 const (
 	typeIPv4, typeARP, typeVLAN, typeIPv6, typeQinQ = 0x0800, 0x0806, 0x8100, 0x86dd, 0x88a8
 
@@ -16,7 +16,7 @@ const (
 	linkSize = 14
 )
 
-// part says which piece of a datagram a packet is.
+// part is the part of a datagram that a packet has.
 type part int
 
 const (
@@ -25,8 +25,8 @@ const (
 	later
 )
 
-// reading has the fields that a station can read off a frame: RFC 791, 8200, 4302 for IP; ports and flags
-// where the packet is TCP or UDP and has them. Offsets count from the frame's begin.
+// reading has the fields that a station can read from a frame: RFC 791, 8200, 4302 for IP; ports and
+// flags if the packet is TCP or UDP and has them. Offsets count from the frame's begin.
 type reading struct {
 	arm                 int
 	group               bool // the frame is for more than one station
@@ -36,7 +36,7 @@ type reading struct {
 	ttl, tos            byte
 	df                  bool
 	protocol            byte
-	upper, end          int // where the header after IP begins, and the IP packet ends
+	upper, end          int // the begin of the header behind IP, and the end of the IP packet
 	part                part
 	id                  uint32 // of the datagram
 	offset              int    // of the fragment
@@ -54,7 +54,7 @@ func address(b []byte) netip.Addr {
 	return a
 }
 
-// l4 follows the IP headers.
+// l4 returns the bytes behind the IP headers.
 func (r *reading) l4() []byte { return r.frame[r.upper:r.end] }
 
 // readIP reads the IP headers. False: they are truncated or contradict themselves.
@@ -101,18 +101,18 @@ func (r *reading) readIPv6(b []byte) bool {
 	return true
 }
 
-// Limits of what is looked at behind an IPv6 header: bpf/core/parse.h has them, and reasons.md.
+// Limits of the headers behind an IPv6 header: bpf/core/parse.h has them, and reasons.md.
 const (
 	extensionsMax = 8
-	deepestHeader = 0x7ff - 8  // where an extension header begins in the frame
-	depthMax      = 0x7ff - 64 // where what is behind them begins
+	deepestHeader = 0x7ff - 8  // the last begin of an extension header in the frame
+	depthMax      = 0x7ff - 64 // the last begin of the header behind them
 )
 
-// chainEnd is why a walk through the extension headers ends.
+// chainEnd is the reason why a walk through the extension headers ends.
 type chainEnd int
 
 const (
-	chainRead chainEnd = iota // before what is none
+	chainRead chainEnd = iota // before a header that is no extension
 	chainFragment
 	chainBroken
 	chainTooLong
@@ -134,8 +134,8 @@ func (r *reading) readChain() chainEnd {
 	return end
 }
 
-// isExtension is whether an IPv6 header comes next behind which there may be TCP or UDP, other than
-// the fragment header.
+// isExtension reports whether the next IPv6 header is one that TCP or UDP may follow, other than the
+// fragment header.
 func (r *reading) isExtension() bool {
 	switch r.protocol {
 	case hopByHop, destinationOptions, routingHeader, authentication:
@@ -173,7 +173,7 @@ func (r *reading) walk() chainEnd {
 	}
 }
 
-// readFragmentHeader reads it, where the chain has led there. False: it is not all there.
+// readFragmentHeader reads the header at the chain's end. False: it is incomplete.
 func (r *reading) readFragmentHeader() bool {
 	b := r.l4()
 	if len(b) < 8 {
@@ -186,8 +186,8 @@ func (r *reading) readFragmentHeader() bool {
 	return true
 }
 
-// readTransport reads ports, flags and whether there is data. False: the header is truncated,
-// or its lengths lie.
+// readTransport reads ports, flags and whether there is data. False: the header is truncated, or its
+// lengths are false.
 func (r *reading) readTransport() bool {
 	b := r.l4()
 	header := 8
@@ -203,7 +203,7 @@ func (r *reading) readTransport() bool {
 			return false
 		}
 		r.flags = b[13]
-	case r.part == first: // the length is that of all fragments together
+	case r.part == first: // the length is the sum of all fragments
 		if be16(b[4:]) < 8 {
 			return false
 		}
@@ -217,7 +217,7 @@ func (r *reading) readTransport() bool {
 	return true
 }
 
-// tuple has the fields that a flow's packets share.
+// tuple has the common fields of a flow's packets.
 type tuple struct {
 	from, to netip.AddrPort
 	protocol byte

@@ -2,10 +2,10 @@ package differential_test
 
 import "github.com/shunt-lb/shunt/internal/kernel"
 
-// reason is why a packet was not simply forwarded: docs/reference/reasons.md.
+// reason tells why a packet was not simply forwarded: docs/reference/reasons.md.
 type reason = kernel.Reason
 
-// byName is a reason by the word that the documents have for it.
+// byName returns the reason with this name in the documents.
 func byName(name string) reason {
 	for _, r := range kernel.Reasons() {
 		if r.String() == name {
@@ -15,7 +15,7 @@ func byName(name string) reason {
 	panic("there is no reason " + name)
 }
 
-// none is that of a packet that is simply forwarded.
+// none is the reason of a packet that is simply forwarded.
 const none = reason(0)
 
 // The reasons that the configuration can reach with one packet after another and no time between
@@ -69,7 +69,6 @@ var (
 	flowMoved         = byName("flow_moved")
 )
 
-// reachable are all of these.
 var reachable = []reason{
 	notIP, otherMAC, multicast, notOurs, noService, vlan, fragment,
 	protocol, icmp, sourceRouted, neighbourOther, malformed, malformedTransport, extensionLimit,

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestDifferential: the loaded program does with every packet what the model says.
+// TestDifferential: the loaded program and the model agree on every packet.
 func TestDifferential(t *testing.T) {
 	r := newRun(newWorld(t))
 	t.Logf("%d packets, episodes from seed %d on", *packetsFlag, *seedFlag)
@@ -28,8 +28,8 @@ func TestDifferential(t *testing.T) {
 	}
 }
 
-// longRun is from how many packets on every reason that can be reached has to be. The rarest
-// come up a few dozen times in so many.
+// longRun is the number of packets from which a run has to reach every reachable reason. The rarest come up a few dozen
+// times in so many.
 const longRun = 100_000
 
 // run is many episodes in one world.
@@ -38,7 +38,8 @@ type run struct {
 	oracle *oracle
 	begin  time.Time
 	counts map[reason]int // of judged packets, by the model
-	// Packets that were judged, episodes, and episodes that ended early: for want of time, or because the model cannot know.
+	// The number of judged packets, of episodes, and of episodes that ended early: for want of time, or because the
+	// model cannot know.
 	packets, episodes, late, undecided int
 }
 
@@ -46,7 +47,7 @@ func newRun(w *world) *run {
 	return &run{world: w, oracle: newOracle(services()), begin: time.Now(), counts: map[reason]int{}}
 }
 
-// until plays episodes until so many packets are judged, or one is judged otherwise.
+// until plays episodes until so many packets are judged, or one fails.
 func (r *run) until(seed uint64, packets int) *failure {
 	for goal := r.packets + packets; r.packets < goal; seed++ {
 		e := r.play(seed, stepsOf(seed), false)
@@ -79,7 +80,7 @@ func (r *run) String() string {
 	return out.String()
 }
 
-// shrink plays a failure again with fewer packets before it, and says which do. None: played again,
+// shrink plays a failure again with fewer packets before it, and returns the ones that are enough. None: played again,
 // it does not fail.
 func (r *run) shrink(f *failure) (steps []step, last *failure) {
 	try := func(fewer []step) bool {
@@ -109,10 +110,10 @@ func (r *run) shrink(f *failure) (steps []step, last *failure) {
 	return steps, last
 }
 
-// shrinkTime bounds the search for fewer packets, so that a failure is told.
+// shrinkTime bounds the search for fewer packets, so that the failure is reported.
 const shrinkTime = 20 * time.Second
 
-// shrunk is the failure again with as few packets before it as are found to do.
+// shrunk describes the failure again, with as few packets before it as shrink found.
 func (r *run) shrunk(f *failure) string {
 	steps, last := r.shrink(f)
 	if steps == nil {

@@ -34,13 +34,13 @@ type world struct {
 	options store.Options
 	ifindex [armsN]int
 	cpus    int
-	// backends are as the reconciler has made them, by index.
+	// backends are the reconciler's records, by index.
 	backends map[uint32]reconcile.BackendRecord
 	reasons  *ebpf.Map
-	flows    map[string]*ebpf.Map // what an episode leaves behind, by name
+	flows    map[string]*ebpf.Map // the state left by an episode, by name
 	bounds   *ebpf.Map            // sh_svc_flows
 	tokens   []*ebpf.Map          // of ICMP errors and resets, one map a program
-	counted  []count              // what has been counted up to the last packet, by reason and CPU
+	counted  []count              // the counters up to the last packet, by reason and CPU
 	now      []count
 	keys     []uint32
 }
@@ -51,8 +51,8 @@ type tokens struct{ Refilled, Level uint64 }
 // count is struct count of bpf/core/types.h.
 type count struct{ Packets, Bytes uint64 }
 
-// newWorld makes namespace, interfaces and data plane, and takes them away after the test. It
-// moves the test's goroutine into the namespace, for good: the thread ends with it.
+// newWorld makes namespace, interfaces and data plane, and removes them after the test. It moves
+// the test's goroutine into the namespace for good: the thread ends with it.
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -61,7 +61,7 @@ func newWorld(t testing.TB) *world {
 	name := fmt.Sprintf("shunt-differ-%d-%d", os.Getpid(), worldCount.Add(1))
 	w := &world{TB: t, flows: map[string]*ebpf.Map{}, options: store.Options{
 		Instance: name, PinRoot: kernel.DefaultPinRoot,
-		// Room for more flows than an episode has packets: rings that displace are not asked about.
+		// Room for more flows than an episode has packets: displacement in rings is not tested.
 		Limits: model.Limits{Flows: 4096, Services: 128, Backends: 128, Slots: 1 << 16, Remembered: 1 << 17, Filters: 64},
 		Log:    slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}}
@@ -99,7 +99,7 @@ func (w *world) open() {
 	w.counted, w.now, w.keys = make([]count, size*w.cpus), make([]count, size*w.cpus), make([]uint32, size)
 }
 
-// pinned opens a map of the data plane, past all that the product does with it.
+// pinned opens a map of the data plane, without the product.
 func (w *world) pinned(name string) *ebpf.Map {
 	w.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", name), nil)
@@ -124,7 +124,7 @@ func (w *world) apply() {
 	w.remove(gone)
 }
 
-// remove takes a backend away, though slots and flows name it.
+// remove deletes a backend, though slots and flows name it.
 func (w *world) remove(address netip.Addr) {
 	for _, b := range w.backends {
 		if b.Address == address {
@@ -143,7 +143,7 @@ func (w *world) bringBack(address netip.Addr) {
 	}
 }
 
-// resolve says how backends are reached, before a slot names them.
+// resolve sets the ways to backends, before a slot names them.
 func (w *world) resolve(records []reconcile.BackendRecord) {
 	for _, r := range records {
 		if r.Address != unsourced {
@@ -155,8 +155,8 @@ func (w *world) resolve(records []reconcile.BackendRecord) {
 	}
 }
 
-// findTokens opens the maps that limit what the programs send of their own. Each program has one
-// for itself, under no name that is pinned.
+// findTokens opens the maps that limit the programs' own packets. Each program has one for itself,
+// which is not pinned.
 func (w *world) findTokens() {
 	for _, a := range arms {
 		link, err := netlink.LinkByName(a.name)
@@ -183,7 +183,7 @@ func (w *world) findTokens() {
 	w.unlimit()
 }
 
-// unlimit fills these up: a packet of our own is never held back because there were many before.
+// unlimit fills these maps up: no packet of our own is held back because of earlier ones.
 func (w *world) unlimit() {
 	longAgo := make([]tokens, w.cpus)
 	for _, m := range w.tokens {
@@ -217,7 +217,7 @@ func (w *world) renew(pool value.PortRange) {
 func (w *world) clear(m *ebpf.Map) {
 	key, err := m.NextKeyBytes(nil)
 	for must(w, err); key != nil; must(w, err) {
-		var next []byte // asked for before this one goes, or the search would begin anew
+		var next []byte // read before this one is deleted, or the search would begin anew
 		next, err = m.NextKeyBytes(key)
 		must(w, m.Delete(key))
 		key = next
@@ -229,8 +229,8 @@ func (w *world) run(arm int, frame []byte) (verdict uint32, out []byte, err erro
 	return w.d.RunPacket(arms[arm].name, frame)
 }
 
-// more is how often a reason has been counted since it was asked last. It takes a sixtieth of
-// the time that readCounters does.
+// more is how often a reason has been counted since the last call for it. It takes a sixtieth of
+// the time of readCounters.
 func (w *world) more(r reason) uint64 {
 	const lookup = 1 // BPF_MAP_LOOKUP_ELEM
 	number, at := uint32(r), int(r)*w.cpus
@@ -250,7 +250,7 @@ func (w *world) difference(at int) (more uint64) {
 	return more
 }
 
-// whatElse lists the reasons that were counted and that more was not asked for.
+// whatElse lists the reasons whose counters have increased since they were last read.
 func (w *world) whatElse() map[reason]uint64 {
 	w.readCounters()
 	out := map[reason]uint64{}

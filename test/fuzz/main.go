@@ -1,5 +1,5 @@
-// Program fuzz runs the fuzz targets of the repository, one after another. With -changed it leaves
-// out the targets that passed with the files that they depend on as they are now (test/unchanged).
+// Program fuzz runs the fuzz targets of the repository, one after another. With -changed it leaves out
+// the targets that passed with the present state of the files that they depend on (test/unchanged).
 package main
 
 import (
@@ -139,7 +139,7 @@ func (t target) files() ([]string, error) {
 	for line := range strings.Lines(string(out)) {
 		folder, err := filepath.Rel(root, strings.TrimSpace(line))
 		if err != nil || !filepath.IsLocal(folder) {
-			continue // another module's
+			continue // a file of another module
 		}
 		entries, err := os.ReadDir(folder)
 		if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// A target depends on its own package, on what that imports, on its corpus, and on a nested module's files
-// as on the main module's.
+// TestFiles: a target depends on its own package, on the packages that it imports, on its corpus, and on a
+// nested module's files as on the main module's.
 func TestFiles(t *testing.T) {
 	t.Chdir("../..")
 	targets, err := find(".")

@@ -1,4 +1,4 @@
-// Package golden compares what code gives with a file of the repository.
+// Package golden compares generated text with a file of the repository.
 package golden
 
 import (
@@ -12,8 +12,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-// Require fails if a file differs from what the code gives now. With -update it writes the file. The
-// path is relative to the package's folder.
+// Require fails if a file differs from the generated text. With -update it writes the file. The path
+// is relative to the package's folder.
 func Require(t testing.TB, path, now string) {
 	t.Helper()
 	if *update {

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/machine"
 )
 
-// program is one of the host's, and its Debian package.
+// program is a program of the host, and its Debian package.
 type program struct{ name, pkg string }
 
 // programs are needed by every guest.
@@ -25,8 +25,8 @@ var programs = []program{
 	{"busybox", "busybox-static"}, // tests start ordinary programs as children
 }
 
-// needPrograms makes sure that all programs are there: as root it installs what is
-// missing and says so, otherwise it says what to install.
+// needPrograms makes sure that all programs are there: as root it installs missing ones and says so,
+// otherwise it names the packages to install.
 func needPrograms(ctx context.Context, programs []program) error {
 	var missing []string
 	for _, p := range programs {
@@ -56,8 +56,8 @@ type kernel struct {
 	modules string // path of lib/modules/<release>
 }
 
-// findKernel returns the newest unpacked kernel of a series ("6.1") below dir, and
-// fetches one when there is none. Remove the directory to get a newer one.
+// findKernel returns the newest unpacked kernel of a series ("6.1") below dir, and fetches one if
+// there is none. Remove the directory to get a newer one.
 func findKernel(ctx context.Context, dir, series string) (kernel, error) {
 	if !regexp.MustCompile(`^\d+\.\d+$`).MatchString(series) {
 		return kernel{}, fmt.Errorf("kernel series %q: want two numbers such as 6.12", series)
@@ -72,8 +72,7 @@ func findKernel(ctx context.Context, dir, series string) (kernel, error) {
 	return unpackedKernel(dir, series)
 }
 
-// unpackedKernel finds the newest vmlinuz of the series in dir; os.ErrNotExist when
-// there is none.
+// unpackedKernel finds the newest vmlinuz of the series in dir; os.ErrNotExist if there is none.
 func unpackedKernel(dir, series string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(dir, "*", "boot", "vmlinuz-"+series+".*"))
 	if err != nil {
@@ -126,7 +125,7 @@ func unpack(ctx context.Context, dir, folder string, packages ...string) error {
 	if err != nil || len(files) != len(packages) {
 		return fmt.Errorf("apt-get download %s left %d files in %s, not %d", names, len(files), debs, len(packages))
 	}
-	// Unpacked beside the target and renamed, so that what is half unpacked is never found.
+	// Unpacked beside the target and renamed, so that a half unpacked kernel is never found.
 	tree := filepath.Join(debs, "tree")
 	for _, file := range files {
 		if out, err := exec.CommandContext(ctx, "dpkg", "-x", file, tree).CombinedOutput(); err != nil {
@@ -158,8 +157,8 @@ func newestPackage(ctx context.Context, series string) (string, error) {
 		"(6.1: bookworm; 6.12: trixie, or bookworm-security) to apt's sources", series)
 }
 
-// hasCandidate reports whether apt could download the package: names of packages that
-// are only mentioned by others are listed too.
+// hasCandidate reports whether apt could download the package: apt-cache also lists names that only
+// other packages mention.
 func hasCandidate(ctx context.Context, name string) bool {
 	out, err := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", name).Output()
 	return err == nil && len(out) > 0
@@ -183,8 +182,8 @@ func naturalLess(a, b string) bool {
 	return len(x) < len(y)
 }
 
-// findRoot returns a tarball of a small Debian system with systemd, and makes one below dir
-// when there is none. Remove it to get a newer one.
+// findRoot returns a tarball of a small Debian system with systemd, and makes one below dir if there
+// is none. Remove it to get a newer one.
 func findRoot(ctx context.Context, dir, release string) (string, error) {
 	file := filepath.Join(dir, "root-"+release+".tar")
 	if _, err := os.Stat(file); err == nil {
@@ -196,7 +195,7 @@ func findRoot(ctx context.Context, dir, release string) (string, error) {
 	fmt.Printf("making a Debian %s system with mmdebstrap\n", release)
 	// /usr is merged beforehand: the package that does it later needs the parts of Perl left out here.
 	args := []string{"--variant=minbase", "--include=systemd,dbus,iproute2,usr-is-merged", "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"}
-	for _, folder := range []string{"doc", "man", "locale", "i18n", "perl", "zoneinfo"} { // nothing that tests need
+	for _, folder := range []string{"doc", "man", "locale", "i18n", "perl", "zoneinfo"} { // folders that no test needs
 		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+folder+"/*")
 	}
 	fresh := file + ".new"

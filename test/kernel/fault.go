@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// withFaults are packages whose tests make faults with the module of ./fault.
+// withFaults are packages whose tests cause faults with the module of ./fault.
 var withFaults = []string{"internal/diag/memleak", "internal/diag/sched"}
 
 // builders are the programs that build a module.
 var builders = []program{{"gcc-12", "gcc-12"}, {"make", "make"}}
 
-// faultModule builds the module of ./fault for a kernel, if that has not been done since its source was changed, and
-// returns its file.
+// faultModule builds the module of ./fault for a kernel, unless that has been done from the present source, and returns
+// its file.
 func faultModule(ctx context.Context, root string, k kernel) (string, error) {
 	from := filepath.Join(root, "test", "kernel", "fault")
 	kernels := filepath.Join(root, ".tools", "kernels")
@@ -59,7 +59,8 @@ func faultModule(ctx context.Context, root string, k kernel) (string, error) {
 	return to, os.WriteFile(to+".source", source, 0o644)
 }
 
-// findHeaders returns the folder in which modules of a kernel are built, below dir, and fetches what it needs when that is not there.
+// findHeaders returns the folder in which modules of a kernel are built, below dir, and fetches the headers if it does
+// not exist.
 func findHeaders(ctx context.Context, dir, release string) (string, error) {
 	folder := "headers-" + release
 	top := filepath.Join(dir, folder, "usr", "src", "linux-headers-"+release)
@@ -80,7 +81,8 @@ func findHeaders(ctx context.Context, dir, release string) (string, error) {
 	if err := unpack(ctx, dir, folder, packages...); err != nil {
 		return "", err
 	}
-	// The Makefile names its other half where it would be installed. With vmlinux, the module's types would be described, which needs more programs.
+	// The Makefile names its other half by the path of an installed package. With vmlinux, the module's types would be
+	// described, which needs more programs.
 	makefile := filepath.Join(top, "Makefile")
 	text, err := os.ReadFile(makefile)
 	if err != nil {

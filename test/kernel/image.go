@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
-// compiled is one package's tests: as the guest runs them, and where the binary lies here.
+// compiled has one package's tests: the guest's command, and the path of the binary here.
 type compiled struct {
 	suite.Test
 	asked string // the entry of --packages
@@ -27,24 +27,24 @@ type compiled struct {
 	name  string // path of the package in the repository: "test/net"
 }
 
-// wantedModules are loaded in every guest, with what they depend on, unless they are built
-// in: the tests make interfaces of these kinds and use these hooks.
+// wantedModules are loaded in every guest, with their dependencies, unless they are built in: the tests make
+// interfaces of these kinds and use these hooks.
 var wantedModules = []string{
-	"tcp_diag", "udp_diag", // what closes sockets
+	"tcp_diag", "udp_diag", // to close sockets
 	"veth", "bridge", "8021q", "bonding", "dummy", "macvlan", "tun", // interfaces
 	"ipip", "sit", "ip6_tunnel", "fou", "fou6", // the kernel's own tunnels; GUE is part of fou
 	"sch_ingress", "cls_bpf", "act_bpf", // clsact, where there is no tcx
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", // a second opinion on NAT
 	"nft_nat", "nft_limit", "nft_log", "nft_numgen", "nf_conntrack_netlink", "iptable_filter", "iptable_nat", // rules around pods
-	"ip_vs", "ip_vs_rr", // what kube-proxy in mode ipvs translates with
+	"ip_vs", "ip_vs_rr", // the translation of kube-proxy in mode ipvs
 	"sch_netem", "sch_tbf",
-	"ext4", // a file system whose inodes leave memory
+	"ext4", // a file system whose inodes the kernel evicts from memory
 	"loop", "overlay",
 	"tls", "gcm", "ctr", "ghash_generic", // TLS of sockets, and its cipher
-	"nfnetlink", "xfrm_user", // netlink families that a real machine loads when they are asked for
+	"nfnetlink", "xfrm_user", // netlink families that a real machine loads on demand
 }
 
-// compile builds the tests of every package that has any.
+// compile builds the tests of every package with tests.
 func compile(ctx context.Context, root, work string, o options) (tests []compiled, err error) {
 	for i, asked := range o.packages {
 		pkg, only, filtered := strings.Cut(asked, "=")
@@ -92,7 +92,7 @@ func compile(ctx context.Context, root, work string, o options) (tests []compile
 	return tests, nil
 }
 
-// goTool runs the go command for a static binary.
+// goTool runs the go command to make a static binary.
 func goTool(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -156,7 +156,7 @@ func writeImage(file, root, init, fault string, tests []compiled, k kernel, o op
 	return f.Close()
 }
 
-// addFiles packs what the command line names.
+// addFiles packs the files that the command line names.
 func addFiles(a *machine.Archive, o options) error {
 	if o.debian != "" {
 		if err := a.AddFile("/root.tar", o.debian, 0o644); err != nil {
@@ -178,7 +178,7 @@ func addFiles(a *machine.Archive, o options) error {
 	return nil
 }
 
-// addBusybox packs the ordinary programs; the guest installs their names.
+// addBusybox packs busybox; the guest installs its names.
 func addBusybox(a *machine.Archive) error {
 	file, err := exec.LookPath("busybox")
 	if err != nil {
@@ -197,8 +197,7 @@ func addBusybox(a *machine.Archive) error {
 	return a.AddFile("/bin/busybox", file, 0o755)
 }
 
-// treeFileMax is the size in bytes above which a file of the repository is taken for
-// something built.
+// treeFileMax is the size in bytes above which a file of the repository is taken for a build product.
 const treeFileMax = 4 << 20
 
 // addTree packs the repository's files under /src: tests read golden files and test data
@@ -226,8 +225,8 @@ func addTree(a *machine.Archive, root string) error {
 	})
 }
 
-// addModules packs the wanted modules and what they depend on as /modules/NN-name.ko,
-// numbered in the order in which they must be loaded.
+// addModules packs the wanted modules and their dependencies as /modules/NN-name.ko, numbered in the order in
+// which they must be loaded.
 func addModules(a *machine.Archive, k kernel) error {
 	files := map[string]string{} // module name to path
 	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(name string, d fs.DirEntry, err error) error {
@@ -287,8 +286,8 @@ func absent(wanted []string, files map[string]string, builtin string) (missing [
 // moduleName is the kernel's own spelling: file names may use - where it uses _.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// loadOrder lists wanted modules and their dependencies, each after what it needs.
-// Unknown modules are left out: they are built in.
+// loadOrder lists wanted modules and their dependencies, each after the modules that it needs. Unknown
+// modules are left out: they are built in.
 func loadOrder(wanted []string, lookup func(string) (depends []string, known bool, err error)) ([]string, error) {
 	var order []string
 	seen := map[string]bool{}

@@ -1,9 +1,8 @@
 // Kernel runs Go test packages under other Linux kernels.
 //
-// It fetches Debian's cloud kernels, compiles the packages' tests into static
-// binaries, packs them with the program in ./guest and the needed modules into an
-// initramfs, and boots each kernel once in a virtual machine that runs them one package
-// after the other:
+// It fetches Debian's cloud kernels, compiles the packages' tests into static binaries, packs
+// them with the program in ./guest and the needed modules into an initramfs, and boots each
+// kernel once in a virtual machine that runs them one package after the other:
 //
 //	go run ./test/kernel --kernels 6.1,6.12 --packages ./internal/lb/datapath,./test/net
 //
@@ -11,18 +10,18 @@
 //	 ────                                    ────────────────────────
 //	 apt-get download, dpkg -x ─► vmlinuz ─► boots
 //	 go test -c               ─► initramfs ─► /init = ./guest: mounts, modules, tests
-//	 stdout, log ◄──────────── serial 0 ◄─── what the kernel and the tests say
+//	 stdout, log ◄──────────── serial 0 ◄─── output of the kernel and the tests
 //	 result      ◄──────────── serial 1 ◄─── one line of JSON per package, and an end
 //
 // Packages that need faults of a known size in the kernel (withFaults) get them from the module
 // ./fault, which is built for each kernel with gcc and Debian's headers, and loaded in the guest.
 //
-// Emulation (tcg) needs neither /dev/kvm nor root. Times in the guest mean nothing,
-// behaviour does, so tests run there with -test.short. The kernel "host" is the one that
-// runs already: the same binaries, as root and in full, without a virtual machine.
+// Emulation (tcg) needs neither /dev/kvm nor root. Times in the guest mean nothing, only
+// behaviour counts, so tests run there with -test.short. The kernel "host" is the running one:
+// the same binaries, as root and in full, without a virtual machine.
 //
-// The whole output of a kernel is kept in .tools/kernels/<kernel>.log. With --record, what
-// passed is written to test/kernel/passed.json, which the table of README.md is made from.
+// The whole output of a kernel is kept in .tools/kernels/<kernel>.log. With --record, the passed
+// packages are written to test/kernel/passed.json, which the table of README.md is made from.
 //
 // Exit status: 0 all passed, 1 a test failed or the guest died, 2 the machine could not be
 // set up. Every kernel ends with one line for programs:
@@ -54,16 +53,16 @@ type options struct {
 	kernels  []string
 	packages []string
 	run      string        // -test.run of every package that has none of its own
-	args     []string      // more for every package's tests
+	args     []string      // more arguments for every package's tests
 	timeout  time.Duration // of one package
 	memory   string        // qemu's -m
 	verbose  bool
 	record   bool
 	rest     bool   // leave out packages that rest; see rest.go
-	systemd  string // a Debian release whose systemd is the guest's init; empty: ./guest is
+	systemd  string // a Debian release whose systemd is the guest's init; empty: ./guest is init
 	files    string // folder of files for the guest
 	debian   string // path of that release's root file system, packed
-	keep     bool   // leave the working directory for a look
+	keep     bool   // leave the working directory for inspection
 }
 
 // result is the line for programs.
@@ -77,7 +76,7 @@ type result struct {
 	Error    string         `json:"error,omitempty"`
 }
 
-// onHost names the kernel that runs already.
+// onHost names the running kernel.
 const onHost = "host"
 
 func main() {
@@ -126,8 +125,8 @@ func split(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// run tests every kernel and reports whether all passed. An error means that the
-// tests could not be run at all.
+// run tests every kernel and reports whether all passed. An error means that the tests could not
+// run at all.
 func run(ctx context.Context, o options) (passed bool, err error) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -187,7 +186,7 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	return passed, nil
 }
 
-// runKernel runs the tests on one kernel and prints how it goes.
+// runKernel runs the tests on one kernel and prints their progress.
 func runKernel(ctx context.Context, root, work, series string, tests []compiled, o options) (result, error) {
 	kernels := filepath.Join(root, ".tools", "kernels")
 	if err := os.MkdirAll(kernels, 0o755); err != nil {
@@ -230,7 +229,7 @@ func runKernel(ctx context.Context, root, work, series string, tests []compiled,
 	return r, nil
 }
 
-// excuse fails packages with tests that skipped without a reason on file.
+// excuse fails packages with skipped tests that have no reason on file.
 func excuse(root, series string, r *result) error {
 	list := "test/kernel/skips"
 	if series == onHost {

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/test/kernel/suite"
 )
 
-// endLine is the guest's last line on the second serial line, once it has run all.
+// endLine is the guest's last line on the second serial line, after all tests have run.
 const endLine = "end"
 
 // bootLimit is the time that a guest may take for all but the tests: 2.5 s on an idle

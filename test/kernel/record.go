@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordFile is where --record writes, from the root of the repository.
+// recordFile is the file of --record, from the root of the repository.
 const recordFile = "test/kernel/passed.json"
 
 // passedOn lists the packages that passed on a kernel, by series ("6.1").
@@ -51,8 +51,8 @@ func readRecord(file string) (passedOn, error) {
 	return p, nil
 }
 
-// record brings the file up to date with a run: packages that passed are in, packages that
-// did not are out, and what passed on another release of the series is forgotten.
+// record updates the file after a run: packages that passed are in, packages that did not are
+// out, and packages that passed on another release of the series are removed.
 func record(file string, r result, tests []compiled, now time.Time) error {
 	p, err := readRecord(file)
 	if err != nil {
@@ -81,7 +81,7 @@ func record(file string, r result, tests []compiled, now time.Time) error {
 	return os.WriteFile(file, text.Bytes(), 0o644)
 }
 
-// hostRelease is the version of the kernel that runs, as far as kernel.org numbers it.
+// hostRelease is the version of the running kernel, as far as kernel.org numbers it.
 func hostRelease() string {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -99,7 +99,7 @@ func seriesOf(release string) string {
 	return numbers[0] + "." + numbers[1]
 }
 
-// rows say what the tests of a package are about, in the order of the table.
+// rows name the subject of a package's tests, in the order of the table.
 var rows = []struct{ name, about string }{
 	{"internal/lb/datapath", "load, attach in native and generic mode, adopt, count"},
 	{"test/packet", "what happens to each packet"},

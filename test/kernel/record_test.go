@@ -78,7 +78,7 @@ func TestRecord(t *testing.T) {
 	network.Splats = 1
 	run("6.1.5", network, packets)
 	table("namespaces | not shown |", "packet | 9 passed, 1 skipped")
-	run("6.1.6", packets) // the guest died before it came to the other
+	run("6.1.6", packets) // the guest died before it came to the other package
 	table("namespaces | not shown |", "packet | 9 passed, 1 skipped", "| 6.1.6, in a virtual")
 	tests = tests[:1]
 	run("6.1.7")

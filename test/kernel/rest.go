@@ -10,23 +10,24 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// about names the files that decide what --rest's packages say under another kernel: BPF objects, what
-// loads and attaches them, and the tests. It is from the repository's root; see unchanged.Rests.
+// about names the files that decide the result of --rest's packages under another kernel: BPF objects,
+// the code that loads and attaches them, and the tests. Paths begin at the repository's root; see
+// unchanged.Rests.
 var about = map[string][]string{
 	"./test/kernel/guest":           nil,
 	"./internal/lb/datapath/attach": {"internal/lb/datapath", "internal/packet/*.go"},
 	"./internal/lb/datapath/store":  {"internal/lb/datapath"},
 	"./internal/lb/datapath":        {"internal/lb/datapath", "internal/packet/*.go"},
 	"./internal/lb/decap":           {"internal/lb/decap"},
-	"./internal/guard/protect":      {"internal/guard/fanotify", "internal/guard/policy", "internal/guard/protect"},
+	"./internal/guard/protect":      {"internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/trial"},
 	"./test/net":                    {"internal/lb/datapath", "internal/lb/decap", "test/net/*_kernel_test.go", "test/net/direct_mtu_test.go"},
 }
 
-// aboutAll names the files that decide for each of them.
+// aboutAll names the files that decide for all of these packages.
 var aboutAll = []string{"go.sum", "internal/kernel", "internal/machine", "test/kernel/*.go", "test/kernel/guest", "test/kernel/suite", "test/kernel/skips"}
 
-// resting leaves out packages that passed under the kernels before, while what they are about is as it
-// was. Nothing rests where unchanged.Restless says so.
+// resting leaves out packages that passed under the kernels before, while the files in about are the
+// same. Nothing rests if unchanged.Restless.
 func resting(root string, o options) (options, error) {
 	var left []string
 	for _, pkg := range o.packages {

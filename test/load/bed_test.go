@@ -24,8 +24,8 @@ import (
 	lb "github.com/shunt-lb/shunt/internal/lb/command"
 )
 
-// childVariable makes this binary the command line of shunt; its value is "shunt", or says
-// how the daemon is watched or broken (child_test.go).
+// childVariable makes this binary the command line of shunt; its value is "shunt", or the name
+// of a watched or broken daemon (child_test.go).
 const childVariable = "SHUNT_LOAD_CHILD"
 
 var (
@@ -45,10 +45,10 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// soak is whether there is time for the long versions.
+// soak reports whether there is time for the long versions.
 var soak = os.Getenv("SHUNT_SOAK") != ""
 
-// scale is the amount of traffic: all of it, or what a busy machine of two CPUs carries
+// scale is the amount of traffic: all of it, or as much as a busy machine of two CPUs carries
 // beside other tests.
 func scale() Amount {
 	switch {
@@ -60,7 +60,7 @@ func scale() Amount {
 	return Full.Scaled(0.1)
 }
 
-// times is how often something is done.
+// times is the number of repetitions.
 func times(long, short int) int {
 	if soak {
 		return long
@@ -70,20 +70,21 @@ func times(long, short int) int {
 
 const (
 	backendCount = 4
-	// roomy lets 1500 bytes and the outer headers through between balancer and backends.
+	// roomy is an MTU with room for 1500 bytes and the outer headers between balancer and
+	// backends.
 	roomy = 1600
-	// patience is for what takes a second on an idle machine.
+	// patience bounds waits that take a second on an idle machine.
 	patience = time.Minute
 )
 
-// setup is how a daemon is started.
+// setup describes the start of a daemon.
 type setup struct {
 	how      string   // "shunt", or see child_test.go
-	args     []string // more of them
+	args     []string // more arguments
 	before   []string // another program that starts it
-	limits   string   // of the configuration, if they matter
+	limits   string   // of the configuration, if the test needs special ones
 	settings string   // of the configuration, if there are more
-	amount   Amount   // of traffic, if it is another than usual
+	amount   Amount   // of traffic, if it is not the usual one
 	quiet    time.Duration
 }
 
@@ -105,7 +106,7 @@ type bed struct {
 	logs   []string // of daemons that have ended
 }
 
-// traffic is how much there is.
+// traffic is the amount of traffic.
 func (s setup) traffic() Amount {
 	if s.amount == (Amount{}) {
 		return scale()
@@ -161,7 +162,7 @@ func (b *bed) addReference() error {
 }
 
 // serve starts servers. UDP answers come from the address that a socket is bound to, so each
-// has a socket of its own; it may be there before the address is.
+// address has a socket of its own; it may exist before the address.
 func (b *bed) serve(backend *lab.Host) error {
 	err := errors.Join(backend.SetSysctl("net.ipv4.ip_nonlocal_bind", "1"), backend.SetSysctl("net.ipv6.ip_nonlocal_bind", "1"))
 	_, webErr := backend.ServeHTTP(":80", backend.Name())
@@ -183,7 +184,7 @@ func (b *bed) decap(backend *lab.Host) *lab.Process {
 	return b.spawn(backend, "shunt", args...)
 }
 
-// close ends everything, and shows logs where the test has failed.
+// close ends everything, and shows logs if the test has failed.
 func (b *bed) close() {
 	if b.daemon != nil {
 		b.end(syscall.SIGINT)
@@ -244,7 +245,7 @@ func (b *bed) awaits(p *lab.Process, text string) {
 	})
 }
 
-// eventually waits for a condition that something else brings about.
+// eventually waits for a condition that another process or goroutine brings about.
 func eventually(t *testing.T, what string, ready func() error) {
 	t.Helper()
 	within(t, patience, what, ready)
@@ -265,7 +266,7 @@ func within(t *testing.T, timeout time.Duration, what string, ready func() error
 	}
 }
 
-// launch starts the daemon without waiting for anything.
+// launch starts the daemon without waiting.
 func (b *bed) launch() {
 	b.t.Helper()
 	args := append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, b.args...)
@@ -310,8 +311,8 @@ func (b *bed) reload() (*shuntv1.ReloadResponse, error) {
 	return control.NewClient(b.socket).Reload(ctx)
 }
 
-// apply writes and applies a configuration under the load, and says beforehand what it may
-// break.
+// apply writes and applies a configuration under the load, and tells the load beforehand which
+// flows it may break.
 func (b *bed) apply(l *Load, name string, before, after config) *shuntv1.ReloadResponse {
 	b.t.Helper()
 	defer l.Event(name, before.mayBreak(after)...)()
@@ -323,7 +324,7 @@ func (b *bed) apply(l *Load, name string, before, after config) *shuntv1.ReloadR
 	return result
 }
 
-// conditions are the daemon's, by code, as text.
+// conditions returns the daemon's conditions, by code, as text.
 func (b *bed) conditions() (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -349,6 +350,6 @@ func (b *bed) load(amount Amount) *Load {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Cleanup(func() { l.End() }) // before the bed goes; once more does no harm
+	b.t.Cleanup(func() { l.End() }) // before the bed goes; a second call does no harm
 	return l
 }

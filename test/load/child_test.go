@@ -19,23 +19,22 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// Breakages between reconciler and data plane, for daemons that the tests have to find wrong. Each is a
-// mistake that somebody could make. The context ends when the daemon is told to stop.
+// Breakages between reconciler and data plane, for daemons whose faults the tests have to find. Each is
+// a mistake that a developer could make. The context ends when the daemon gets its signal to stop.
 var between = map[string]func(context.Context, reconcile.Maps) reconcile.Maps{
-	// A daemon that takes the maps for empty gives out positions and generations that are
-	// in use.
+	// A daemon that takes the maps for empty uses positions and generations again that are in use.
 	"mirror not adopted": func(_ context.Context, m reconcile.Maps) reconcile.Maps { return forgetful{m} },
-	// A slot names a backend that is not there yet.
+	// A slot names a backend that does not exist yet.
 	"slot before backend": func(ctx context.Context, m reconcile.Maps) reconcile.Maps { return hasty{m, ctx} },
 }
 
-// The daemons that are right.
+// The daemons without a fault.
 const (
 	watchedHow = "watched" // with a witness
-	fullHow    = "full"    // whose kernel has no room for frontends while a file is there
+	fullHow    = "full"    // whose kernel has no room for frontends while a file exists
 )
 
-// runWatched is `shunt run` with something between; it knows the options that launch gives.
+// runWatched is `shunt run` with one of these in between; it knows the options that launch gives.
 func runWatched(how string) int {
 	flags := flag.NewFlagSet("run", flag.ExitOnError)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -73,13 +72,13 @@ func runWatched(how string) int {
 	return 0
 }
 
-// forgetful says that the maps are empty.
+// forgetful pretends that the maps are empty.
 type forgetful struct{ reconcile.Maps }
 
 func (forgetful) Contents() (reconcile.Contents, error) { return reconcile.Contents{}, nil }
 
-// hasty writes backends after the slots that name them, and takes its time in between. What is not
-// written yet when the daemon is told to stop never is: the maps are closed then.
+// hasty writes backends after the slots that name them, with a delay. A backend that is not written yet
+// when the daemon gets its signal to stop is never written: the maps are closed then.
 type hasty struct {
 	reconcile.Maps
 	ctx context.Context //nolint:containedctx // a daemon's whole life
@@ -97,7 +96,7 @@ func (h hasty) PutBackend(r reconcile.BackendRecord) error {
 	return nil
 }
 
-// full has a map that takes nothing more while a file exists.
+// full has a map that takes no more entries while a file exists.
 type full struct {
 	reconcile.Maps
 	path string
@@ -110,8 +109,8 @@ func (f full) PutFrontend(frontend model.Frontend, service uint32) error {
 	return f.Maps.PutFrontend(frontend, service)
 }
 
-// witness writes down every write to the maps: what, of whom, and whether it was there
-// already. It knows what is there from the adoption and from the writes since.
+// witness records every write to the maps: the kind of entry, its owner, and whether it was there
+// already. It knows the entries from the adoption and from the writes since.
 type witness struct {
 	reconcile.Maps
 	out  *os.File
@@ -119,11 +118,11 @@ type witness struct {
 	slot map[uint32]reconcile.Slot // by position in the array
 }
 
-// write is a line of the witness.
+// write is a line of the witness's record.
 type write struct {
 	What  string `json:"what"` // backend, service, frontend, filter, address, slots, table
 	Of    string `json:"of"`
-	Again bool   `json:"again,omitempty"` // it was there already
+	Again bool   `json:"again,omitempty"` // the same entry was there already
 }
 
 func (w *witness) note(what, of string, again bool) {
@@ -145,14 +144,14 @@ func (w *witness) Contents() (reconcile.Contents, error) {
 			w.slot[r.BeforeOffset+uint32(n)] = slot
 		}
 	}
-	w.have, err = w.Maps.Contents() // maps of its own: the reconciler keeps c
+	w.have, err = w.Maps.Contents() // a copy of its own: the reconciler keeps c
 	if w.have.Filters == nil {
 		w.have.Filters = map[reconcile.Filter]bool{}
 	}
 	return c, err
 }
 
-// put notes a write to one of the maps that have, and whether it says what was there.
+// put notes a write to one of the maps in have, and whether the entry had this value already.
 func put[K, V comparable](w *witness, what, of string, have map[K]V, key K, value V) {
 	before, there := have[key]
 	w.note(what, of, there && before == value)
@@ -176,8 +175,8 @@ func (w *witness) DeleteBackend(r reconcile.BackendRef) error {
 	return w.Maps.DeleteBackend(r)
 }
 
-// PutService does not note that the table before a change is no longer referred to: that too
-// comes by time alone.
+// PutService does not note that the table before a change is no longer referred to: that too happens by
+// time alone.
 func (w *witness) PutService(r reconcile.ServiceRecord) error {
 	without := w.have.Services[r.Index]
 	without.BeforeOffset, without.BeforeSize = 0, 0
@@ -224,8 +223,8 @@ func (w *witness) DeleteAddress(a netip.Addr) error {
 	return w.Maps.DeleteAddress(a)
 }
 
-// WriteSlots tells a table that programs read from one that nothing points to yet, which is
-// written as a whole. What time alone brings about (a slot that settles) is not noted.
+// WriteSlots tells a table that programs read from a table without readers yet, which is written as a
+// whole. Changes by time alone (a slot that settles) are not noted.
 func (w *witness) WriteSlots(offset uint32, slots reconcile.Table) error {
 	owner := ""
 	for _, r := range w.have.Services {

@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// clockEvery is how often the clock asks.
+	// clockEvery is the interval of the clock's questions.
 	clockEvery = 20 * time.Millisecond
-	// clockLate is from when on it counts as late: what two busy CPUs make of an answer that
-	// takes well below a millisecond.
+	// clockLate is the delay from which an answer counts as late: two busy CPUs delay an
+	// answer this long that otherwise takes well below a millisecond.
 	clockLate = 60 * time.Millisecond
 )
 
-// clock says when the machine, rather than shunt, was late: it asks a backend's server from
-// the process that makes the load, through the same kernel, on a way that has no shunt in it.
+// clock tells when the machine, and not shunt, was late: it asks a backend's server from the
+// process that makes the load, through the same kernel, on a way without shunt.
 type clock struct {
 	session *lab.Session
 
 	mu   sync.Mutex
-	due  time.Time // of the question that is not answered yet
+	due  time.Time // of the question without an answer yet
 	late []span
-	err  error // that ended it
+	err  error // the error that ended it
 }
 
-// span is a time in which the clock was late.
+// span is a time when the clock was late.
 type span struct{ from, to time.Time }
 
 func startClock(ctx context.Context, client *lab.Host, address netip.AddrPort) (*clock, error) {
@@ -50,7 +50,7 @@ func (c *clock) run(ctx context.Context) {
 	defer c.session.Close()
 	for due := time.Now(); pause(ctx, due); {
 		if _, err := c.session.Ask(ctx, "/clock"); err != nil {
-			if ctx.Err() == nil { // from here on it is late for ever, and no stall is judged
+			if ctx.Err() == nil { // from here on it is always late, and no stall is judged
 				c.mu.Lock()
 				c.err = err
 				c.mu.Unlock()
@@ -70,14 +70,14 @@ func (c *clock) run(ctx context.Context) {
 	}
 }
 
-// broken is the error that ended the clock before the load.
+// broken returns the error that ended the clock before the load.
 func (c *clock) broken() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// lateness is for how long between two moments the clock was late.
+// lateness is the time for which the clock was late between two moments.
 func (c *clock) lateness(from, to time.Time) (sum time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// service is one of the two that are asked. Both take TCP 80 and UDP 53 and have all
-// backends, so that they share them as long as a configuration does not say otherwise.
+// service is one of the two services under load. Both take TCP 80 and UDP 53 and have all
+// backends, so they share them unless a configuration says otherwise.
 type service struct {
 	name, forwarding string
 	vips             []netip.Addr
@@ -25,22 +25,22 @@ var (
 // member is a backend in a service.
 type member struct {
 	weight int
-	name   string // "" is none
+	name   string // "": none
 }
 
 // config is a configuration file as a value: the members of each service, by the backend's
 // number.
 type config struct {
 	members  map[string]map[int]member
-	sizes    map[string]int // table_size of a service; not there: it says none
+	sizes    map[string]int // table_size of a service; missing: the file has none
 	order    []int          // of the backends in the file
-	extra    []int          // backends of a service that nobody asks; nil: it is not there
+	extra    []int          // backends of a service without traffic; nil: there is none
 	settings string         // more YAML
 	settle   string
 	limits   string // of flows
 }
 
-// plain is every backend with weight 1.
+// plain gives every backend weight 1.
 func plain() config {
 	c := config{members: map[string]map[int]member{}, sizes: map[string]int{}, settle: "10s", limits: "flows: 100000"}
 	for _, s := range []service{translated, direct} {
@@ -106,9 +106,10 @@ func (c config) file(b *bed) string {
 	return text.String()
 }
 
-// mayBreak is the model: what docs/design/13 and the rules of NAT let a change take from
-// flows. A removal takes the flows of what it removes. A backend that begins to drain gives
-// away the UDP flows that direct return has not remembered. Nothing else moves a flow.
+// mayBreak is the model: the flows that docs/design/13 and the rules of NAT let a change
+// break. A removal takes the flows of the removed backends or services. A backend that begins
+// to drain gives away the UDP flows that direct return has not remembered. Nothing else moves
+// a flow.
 func (c config) mayBreak(after config) (may []Permission) {
 	for _, s := range []service{translated, direct} {
 		for n, before := range c.members[s.name] {

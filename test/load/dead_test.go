@@ -26,37 +26,38 @@ func deadTime() time.Duration {
 }
 
 const (
-	// deadFlows is the least that a table of flows may have. What is opened in seven seconds is more.
+	// deadFlows is the least that a table of flows may have. More flows are opened in seven seconds.
 	deadFlows = 1000
-	// deadPorts is more than three times what new connections have in use, or resting for two seconds,
-	// towards one backend: a search always meets a port that is free, or whose flow is over.
+	// deadPorts is more than three times the ports that new connections have in use, or resting for
+	// two seconds, towards one backend: a search always finds a port that is free, or whose flow is
+	// over.
 	deadPorts = 128
-	// deadTuples is towards how many backends there are so many ports: of each family its own.
+	// deadTuples is the number of backends with so many ports: each family has its own.
 	deadTuples = 2 * backendCount
 )
 
-// deadAmount is mostly new connections. Little else, so that places and ports are theirs.
+// deadAmount is mostly new connections, so that they take the places and ports.
 var deadAmount = Amount{
 	KeepAlive: 4, KeepAliveEvery: 400 * time.Millisecond, NewPerSecond: 300,
 	Transfers: 4, TransferSize: 4 << 20, TransferRate: 2 << 20, UDPPerSecond: 4,
 }
 
-// A daemon that is killed and does not come back is missed by nobody: new connections go on, through
-// NAT and direct return, for longer than the table of flows and the source ports last. So what
-// is over is ended, and used again, by packets alone. Direct return has slots in transition all
-// that time, because nobody settles them. The next daemon adopts it all.
+// TestDaemonStaysDead kills the daemon and does not start it again; no client notices. New connections
+// go on, through NAT and direct return, for longer than the table of flows and the source ports last.
+// So packets alone end the flows that are over, and reuse their places. Direct return has slots in
+// transition all that time, because no daemon settles them. The next daemon adopts it all.
 func TestDaemonStaysDead(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, args: []string{"--on-exit", "keep"}, amount: deadAmount,
 		limits: fmt.Sprintf("flows: %d", deadFlows), settings: fmt.Sprintf("snat: {ports: \"40000-%d\"}\n", 40000+deadPorts-1)})
 	p.config.settle = "15m"
 	p.config.members[direct.name][1+p.random.IntN(backendCount)] = member{weight: 2 + p.random.IntN(3)}
 	p.apply(p.load, "another weight, which nobody settles", p.config, p.config)
-	time.Sleep(p.upTo(500 * time.Millisecond)) // a moment that nothing chooses
+	time.Sleep(p.upTo(500 * time.Millisecond)) // a random moment
 
 	end := p.load.Event("no daemon")
 	p.bed.end(syscall.SIGKILL)
 	before, opened, answers := p.identity(), p.opened(), p.load.Report().Done[New]
-	time.Sleep(deadTime())                                         // not a wait for anything: it is the measurement
+	time.Sleep(deadTime())                                         // no wait for a condition: it is the measurement
 	need := uint64(max(deadFlows, deadPorts*deadTuples) * 11 / 10) // less than a tenth is UDP
 	eventually(t, "more flows than places and ports", func() error {
 		if n := p.opened() - opened; n <= need {
@@ -86,7 +87,7 @@ func TestDaemonStaysDead(t *testing.T) {
 	report(t, p.end())
 }
 
-// opened is how many flows NAT has opened.
+// opened is the number of flows that NAT has opened.
 func (p *proof) opened() (count uint64) {
 	p.t.Helper()
 	contents, err := p.view.Contents()
@@ -94,14 +95,14 @@ func (p *proof) opened() (count uint64) {
 	counters, err := p.view.Counters()
 	p.must(err)
 	for i, r := range contents.Services {
-		if r.Name == translated.name { // one for each family
+		if r.Name == translated.name { // one service for each family
 			count += counters.Services[i].FlowsCreated
 		}
 	}
 	return count
 }
 
-// entries is how many a map has.
+// entries is the number of entries in a map.
 func (p *proof) entries(name string) (count int) {
 	p.t.Helper()
 	paths, err := filepath.Glob(filepath.Join(kernel.DefaultPinRoot, "shunt", p.instance, "abi-*", name))

@@ -17,11 +17,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// everything lists all that a fault may break that takes the network itself away.
+// everything lists all flows, for a fault that takes the network itself away.
 var everything = []Permission{{Service: translated.name}, {Service: direct.name}}
 
-// hasCondition waits until the daemon has a condition, with a text in it, and ends when it
-// has none of that code where text is empty.
+// hasCondition waits until the daemon has a condition with a text in it; if the text is empty,
+// until it has none with that code.
 func (b *bed) hasCondition(code, text string) {
 	b.t.Helper()
 	what := fmt.Sprintf("condition %s with %q", code, text)
@@ -40,8 +40,8 @@ func (b *bed) hasCondition(code, text string) {
 	})
 }
 
-// A listed interface that is taken away is a condition. Nothing else suffers, and when it is
-// back, shunt is attached to it again.
+// TestInterfaceLostAndReturned: a listed interface that is removed is a condition. Nothing
+// else suffers, and when it is back, shunt is attached to it again.
 func TestInterfaceLostAndReturned(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second})
 	spare, err := p.AddHost("spare")
@@ -56,14 +56,14 @@ func TestInterfaceLostAndReturned(t *testing.T) {
 	report(t, p.end("egress_unlisted"))
 }
 
-// loseInterface takes an interface away, waits until the daemon has noticed, and brings it
-// back: what may break breaks until the load is answered again, and not afterwards.
+// loseInterface removes an interface, waits until the daemon has noticed, and brings it back:
+// the flows in may break until the load is answered again, and not afterwards.
 func (p *proof) loseInterface(t *testing.T, iface string, may []Permission) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	before, err := p.Balancer.InterfaceIndex(iface)
 	p.must(err)
-	var idle []*lab.Session // say nothing while it is away, so that only shunt could lose them
+	var idle []*lab.Session // send nothing while it is away, so that only shunt could lose them
 	for i := range 2 * len(p.load.options.Targets) {
 		s, err := p.Client.OpenSession(ctx, "tcp", netip.AddrPort{}, p.load.target(i).TCP.String())
 		p.must(err)
@@ -124,8 +124,8 @@ func (p *proof) answered(t *testing.T) {
 	}
 }
 
-// Limits that are too small for a file refuse it by name before anything is changed, and
-// what was in force goes on.
+// TestExhaustedMaps: limits that are too small for a file refuse it by name before anything is
+// changed, and the configuration in force stays.
 func TestExhaustedMaps(t *testing.T) {
 	p := begin(t, setup{how: watchedHow, quiet: 2 * time.Second})
 	seen := 0
@@ -155,8 +155,8 @@ func TestExhaustedMaps(t *testing.T) {
 	report(t, p.end())
 }
 
-// A map that the kernel has no room in is a condition. What is there goes on, what is missing
-// is tried again, and comes about once there is room.
+// TestKernelRefusesEntries: a map without room in the kernel is a condition. Existing entries
+// stay; missing ones are tried again, and written once there is room.
 func TestKernelRefusesEntries(t *testing.T) {
 	p := begin(t, setup{how: fullHow, quiet: 2 * time.Second})
 	full := p.path + ".full"
@@ -193,14 +193,14 @@ func many(count int, format string) string {
 	return text.String()
 }
 
-// A table of flows that is full is a condition that names the limit. The flows that it has go
+// TestExhaustedFlows: a full table of flows is a condition that names the limit. Its flows go
 // on, and so do new ones, which only may not be idle for long.
 func TestExhaustedFlows(t *testing.T) {
-	const limit = 1000 // the least that there may be
+	const limit = 1000 // the least allowed
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, limits: fmt.Sprintf("flows: %d", limit)})
 	end := p.load.Event("a full table of flows")
 	for i := range limit + limit/2 {
-		to := p.load.options.Targets[i%2] // the translated ones, of both families
+		to := p.load.options.Targets[i%2] // the translated services, of both families
 		conn, err := p.Client.Dial(context.Background(), "tcp", to.TCP.String())
 		p.must(err)
 		defer conn.Close()
@@ -211,7 +211,8 @@ func TestExhaustedFlows(t *testing.T) {
 	report(t, p.end("flows_full"))
 }
 
-// A backend's source ports that are used up are a condition. Who has one keeps it.
+// TestExhaustedPorts: a backend without free source ports is a condition. A flow with a port
+// keeps it.
 func TestExhaustedPorts(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second})
 	few := p.config.clone()
@@ -225,7 +226,7 @@ func TestExhaustedPorts(t *testing.T) {
 	report(t, p.end("ports_exhausted"))
 }
 
-// memoryGroup is a control group that bounds memory, of whichever version the machine has.
+// memoryGroup is a control group that bounds memory, of the machine's cgroup version.
 type memoryGroup struct{ path, procs, limit, usage, unlimited string }
 
 func newMemoryGroup(t *testing.T) memoryGroup {
@@ -253,7 +254,7 @@ func (g memoryGroup) set(file, value string) error {
 	return os.WriteFile(filepath.Join(g.path, file), []byte(value), 0o644)
 }
 
-// squeeze leaves what is in use, and nothing more.
+// squeeze sets the limit to the memory in use.
 func (g memoryGroup) squeeze() error {
 	usage, err := os.ReadFile(filepath.Join(g.path, g.usage))
 	if err != nil {
@@ -262,10 +263,9 @@ func (g memoryGroup) squeeze() error {
 	return g.set(g.limit, strings.TrimSpace(string(usage)))
 }
 
-// A daemon that gets no more memory is killed by the kernel sooner or later, and so is one
-// that is started then. New flows may find no memory for their entries, which the kernel
-// counts as the daemon's too. Flows that are there go on, and the next daemon that has memory
-// takes over.
+// TestMemoryPressure: the kernel kills a daemon that gets no more memory sooner or later, and
+// the next one too. New flows may find no memory for their entries, because the kernel charges
+// these to the daemon too. Existing flows go on, and the next daemon with memory takes over.
 func TestMemoryPressure(t *testing.T) {
 	group := newMemoryGroup(t)
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, args: []string{"--on-exit", "keep"},
@@ -312,16 +312,16 @@ func TestMemoryPressure(t *testing.T) {
 	report(t, p.end("table_full"))
 }
 
-// edited is the configuration with a comment that grows: nothing to change, and more to read.
+// edited is the configuration with a comment that grows: no change, but more to read.
 func (p *proof) edited(n int) config {
 	c := p.config.clone()
 	c.settings = "# " + strings.Repeat("more ", 1000*n) + "\n"
 	return c
 }
 
-// A daemon whose clock is another one than its predecessor's, as after a machine was
-// suspended or moved, adopts all the same: nothing that outlives a process is kept in a
-// clock's time. What programs measure time by is the kernel's jiffies, which nobody sets.
+// TestClockStep: a daemon whose clock differs from its predecessor's, as after a machine was
+// suspended or moved, still adopts everything: no state that outlives a process is kept in a
+// clock's time. Programs measure time by the kernel's jiffies, which cannot be set.
 func TestClockStep(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second, args: []string{"--on-exit", "keep"}})
 	for _, ahead := range []int{1_000_000, 0, 500_000} { // seconds, forwards and back

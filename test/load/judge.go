@@ -12,22 +12,22 @@ import (
 type Failure struct {
 	flow
 	What  string    // broken, stall, lost
-	Since time.Time // of a stall or a lost datagram: when it was asked
+	Since time.Time // of a stall or a lost datagram: the time of its question
 	At    time.Time
-	Err   error // of what broke
+	Err   error // of a broken flow
 
-	late time.Duration // of it, how long the clock was late
+	late time.Duration // the clock's lateness in that time
 }
 
-// Permission says which flows an event may break: those of a backend in a service.
+// Permission names the flows that an event may break: a backend's flows in a service.
 type Permission struct {
 	Service string
-	Backend string // "" is every one
+	Backend string // "": every backend
 	UDP     bool   // of UDP alone
-	New     bool   // only flows that nobody has answered yet
+	New     bool   // only flows without an answer yet
 }
 
-// Event is something that is done to shunt.
+// Event is an action on shunt.
 type Event struct {
 	Name       string
 	May        []Permission
@@ -47,8 +47,8 @@ func (l *Load) Event(name string, may ...Permission) (end func()) {
 	}
 }
 
-// allows says whether the event may have done that: it took something from the flow's
-// backend while the flow lived. A flow that nobody has answered yet may be with any backend.
+// allows reports whether the event may have caused the failure: it took something from the
+// flow's backend while the flow lived. A flow without an answer yet may be with any backend.
 func (e *Event) allows(f Failure) bool {
 	if f.At.Before(e.Begin) || !e.End.IsZero() && f.begun.After(e.End) {
 		return false
@@ -59,8 +59,8 @@ func (e *Event) allows(f Failure) bool {
 	})
 }
 
-// lostLate is how late the clock must have been in the second of a lost datagram for the
-// machine to be blamed: queues that nobody empties for so long overflow.
+// lostLate is the clock's lateness in the second of a lost datagram from which the machine is
+// blamed: queues that are not emptied for so long overflow.
 const lostLate = datagramMax / 5
 
 // Report is the outcome of the traffic.
@@ -68,11 +68,11 @@ type Report struct {
 	Length   time.Duration
 	Done     map[Kind]int
 	Bytes    int64
-	Failures []Failure // that nothing allows
-	Lost     []Failure // datagrams, that nothing allows; a network may lose some
+	Failures []Failure // not allowed by any event
+	Lost     []Failure // datagrams whose loss no event allows; a network may lose some
 	Allowed  map[string]int
-	Late     time.Duration // for how long the clock was late
-	Excused  int           // stalls and lost datagrams of which the machine had its part
+	Late     time.Duration // time for which the clock was late
+	Excused  int           // stalls and lost datagrams that the machine had a part in
 
 	events []*Event
 }
@@ -84,7 +84,7 @@ func (l *Load) End() Report {
 	return l.Report()
 }
 
-// Report judges what has happened until now.
+// Report judges the failures until now.
 func (l *Load) Report() Report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +99,7 @@ func (l *Load) Report() Report {
 	return r
 }
 
-// judge keeps what neither an event nor the machine explains.
+// judge keeps the failures that neither an event nor the machine explains.
 func (r *Report) judge(failures []Failure, c *clock) (left []Failure) {
 	for _, f := range failures {
 		i := slices.IndexFunc(r.events, func(e *Event) bool { return e.allows(f) })
@@ -119,7 +119,7 @@ func (r *Report) judge(failures []Failure, c *clock) (left []Failure) {
 	return left
 }
 
-// during names the events that went on at a moment, or the last one before it.
+// during names the events in progress at a moment, or the last one before it.
 func (r *Report) during(at time.Time) string {
 	var on []string
 	last := "nothing was done yet"
@@ -138,7 +138,7 @@ func (r *Report) during(at time.Time) string {
 	return last
 }
 
-// Explain is a failure in words: what, to whom, when, and what was being done then.
+// Explain describes a failure in words: its kind, the flow, the time, and the event then.
 func (r *Report) Explain(f Failure) string {
 	at := f.At
 	what := f.What

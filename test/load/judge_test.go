@@ -16,7 +16,7 @@ func judged(events []*Event, late []span, f Failure) (Report, bool) {
 	return r, len(left) == 1
 }
 
-// The judge tells failures from losses that an event or the machine explains.
+// TestJudge: the judge tells failures from losses that an event or the machine explains.
 func TestJudge(t *testing.T) {
 	removal := []*Event{{Name: "b2 removed", Begin: at(5000), End: at(6000), May: []Permission{{Service: "web", Backend: "b2"}}}}
 	drain := []*Event{{Name: "b2 drains", Begin: at(5000), End: at(6000), May: []Permission{{Service: "web", Backend: "b2", UDP: true}}}}
@@ -70,7 +70,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// The model allows what a change takes away, and nothing for what it leaves.
+// TestMayBreak: the model allows the failures of removed backends, and none of the others.
 func TestMayBreak(t *testing.T) {
 	before := plain()
 	same := before.clone()

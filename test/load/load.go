@@ -1,18 +1,18 @@
-// Package load is the traffic under which shunt is changed, killed and broken, and the judge
-// of what that traffic suffers.
+// Package load is the traffic under which shunt is changed, killed and broken, and the judge of
+// its losses.
 //
-//	            keep-alive ─┐                             ┌─ what failed, when, and what
-//	       new connections ─┤   client ─ shunt ─ backends │  was being done then
+//	            keep-alive ─┐                             ┌─ each failure, its time, and
+//	       new connections ─┤   client ─ shunt ─ backends │  the event then
 //	checksummed transfers ──┼─────────────────────────────┤
-//	           UDP asked  ──┤                             └─ which of it the model allows
+//	           UDP asked  ──┤                             └─ whether the model allows it
 //	                clock ──┘ (to a backend, past shunt)
 //
 // A failure is a reset, a stall of more than a second, a wrong byte, an answer from another
 // backend in the middle of a flow, or a lost datagram. Two things keep the judgement honest:
 //
-//   - The clock asks the same servers from the same process, but past shunt. Where it is late
-//     the machine was busy, and that time is taken off a stall; all else counts.
-//   - Each thing done to shunt is an Event that says beforehand which flows may suffer
+//   - The clock asks the same servers from the same process, but past shunt. When it is late
+//     the machine was busy, and that time is taken off a stall; all other failures count.
+//   - Each action on shunt is an Event that says beforehand which flows may suffer
 //     (Permission). Every other loss is a failure, during any event.
 package load
 
@@ -28,23 +28,23 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Target is where a service can be asked over one address family.
+// Target is the address of a service in one family.
 type Target struct {
 	Service string
 	TCP     netip.AddrPort
 	UDP     netip.AddrPort
 }
 
-// Options say how much, and where.
+// Options are the amount of traffic, and its ends.
 type Options struct {
 	Client  *lab.Host
 	Targets []Target
-	// Clock is a web server of a backend as it is reached without shunt.
+	// Clock is the address of a backend's web server on a way without shunt.
 	Clock netip.AddrPort
 	Amount
 }
 
-// Amount is how much traffic there is.
+// Amount is an amount of traffic.
 type Amount struct {
 	KeepAlive      int           // connections that stay
 	KeepAliveEvery time.Duration // between two requests on one of them
@@ -55,15 +55,15 @@ type Amount struct {
 	UDPPerSecond   int           // exchanges
 }
 
-// Full is the amount that the long proofs run with. Its transfers are slow enough for two CPUs
-// to carry all of it with time to spare, or else it would only show how busy the machine is;
-// so each also lives through many events.
+// Full is the amount of the long proofs. Its transfers are slow enough for two CPUs to carry all
+// of it with time to spare, or else it would only show how busy the machine is; so each transfer
+// also lives through many events.
 var Full = Amount{
 	KeepAlive: 200, KeepAliveEvery: 400 * time.Millisecond, NewPerSecond: 500,
 	Transfers: 20, TransferSize: 100 << 20, TransferRate: 2 << 20, UDPPerSecond: 100,
 }
 
-// Scaled is a part of an amount, never nothing.
+// Scaled is a part of an amount, at least a small one.
 func (a Amount) Scaled(part float64) Amount {
 	of := func(n int) int { return max(4, int(float64(n)*part)) }
 	a.KeepAlive, a.NewPerSecond, a.Transfers, a.UDPPerSecond = of(a.KeepAlive), of(a.NewPerSecond), of(a.Transfers), of(a.UDPPerSecond)
@@ -73,18 +73,17 @@ func (a Amount) Scaled(part float64) Amount {
 
 const (
 	stallMax = time.Second
-	// giveUp is when a question or a transfer without progress counts as broken.
+	// giveUp is the time after which a question or a transfer without progress counts as broken.
 	giveUp = 10 * time.Second
-	// startMax is how long the load may take to get going.
+	// startMax bounds the start of the load.
 	startMax = 30 * time.Second
-	// datagramMax is when a datagram counts as lost.
+	// datagramMax is the time after which a datagram counts as lost.
 	datagramMax = time.Second
 )
 
 // Kind is the sort of a flow's traffic.
 type Kind string
 
-// The kinds.
 const (
 	KeepAlive Kind = "keep-alive"
 	New       Kind = "new connection"
@@ -93,7 +92,7 @@ const (
 	UDP       Kind = "udp"
 )
 
-// Load is traffic that goes on.
+// Load is running traffic.
 type Load struct {
 	options Options
 	clock   *clock
@@ -110,8 +109,8 @@ type Load struct {
 	events   []*Event
 }
 
-// Start starts the traffic. It returns when every connection that stays has been answered
-// once, and every transfer has begun.
+// Start starts the traffic. It returns when every permanent connection has had one answer, and
+// every transfer has begun.
 func Start(ctx context.Context, options Options) (*Load, error) {
 	ctx, stop := context.WithCancel(ctx)
 	l := &Load{options: options, stop: stop, done: map[Kind]int{}, began: time.Now()}
@@ -154,19 +153,19 @@ func Start(ctx context.Context, options Options) (*Load, error) {
 	}
 }
 
-// target takes turns.
+// target takes the targets in turn.
 func (l *Load) target(i int) Target { return l.options.Targets[i%len(l.options.Targets)] }
 
-// flow is who a failure happened to.
+// flow identifies the flow of a failure.
 type flow struct {
 	kind    Kind
 	service string
 	address netip.AddrPort
 	begun   time.Time
-	backend string // "" while nobody has answered
+	backend string // "" without an answer yet
 }
 
-// count notes what went well.
+// count counts a success.
 func (l *Load) count(kind Kind, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,7 +173,7 @@ func (l *Load) count(kind Kind, bytes int64) {
 	l.bytes += bytes
 }
 
-// fail notes what did not.
+// fail notes a failure.
 func (l *Load) fail(f flow, what string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +203,7 @@ func pause(ctx context.Context, until time.Time) bool {
 	}
 }
 
-// keepAlive asks again and again on one connection, and opens another where it breaks.
+// keepAlive asks repeatedly on one connection, and opens another if it breaks.
 func (l *Load) keepAlive(ctx context.Context, i int, begun func()) {
 	defer begun()
 	var session *lab.Session
@@ -252,7 +251,7 @@ func (l *Load) keepAlive(ctx context.Context, i int, begun func()) {
 	}
 }
 
-// ask asks once, and compares the answer with the question and with who answered before.
+// ask asks once, and compares the answer with the question, and its backend with the earlier one.
 func (l *Load) ask(ctx context.Context, s *lab.Session, f *flow, n int) error {
 	path := fmt.Sprintf("/%s/%d", f.service, n)
 	answer, err := s.Ask(ctx, path)
@@ -275,7 +274,7 @@ func (l *Load) newConnections(ctx context.Context) {
 	defer open.Wait()
 	begun := time.Now()
 	for n := 0; pause(ctx, begun.Add(time.Duration(n)*interval)); n++ {
-		// A machine that was late does not open them all at once: that would be a flood of
+		// After a delay of the machine it does not open them all at once: that would be a flood of
 		// our own making.
 		if behind := time.Since(begun) - time.Duration(n)*interval; behind > 100*time.Millisecond {
 			begun = begun.Add(behind)
@@ -311,8 +310,8 @@ func (l *Load) newConnection(ctx context.Context, n int) {
 	l.count(New, 0)
 }
 
-// udpSockets is how many sockets ask: half of them go on as one flow, the others ask from a
-// new port each time.
+// udpSockets is the number of UDP sockets: half of them stay one flow, the others ask from a new
+// port each time.
 const udpSockets = 20
 
 // datagrams asks over UDP.

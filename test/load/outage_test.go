@@ -25,13 +25,13 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// proof is something done to shunt under the load, with all that went wrong meanwhile. It
-// collects rather than fails, because broken daemons have to be caught by the very same code.
+// proof is a series of actions on shunt under the load, with all problems found. It collects
+// problems rather than fails, because the same code has to catch broken daemons.
 type proof struct {
 	*bed
 	load   *Load
 	random *rand.Rand
-	config config // as the daemon has it, or will after its next start
+	config config // the daemon's, or the next one's
 	quiet  Report // until the first event
 	view   *store.View
 
@@ -40,7 +40,7 @@ type proof struct {
 	stop     func()
 }
 
-// seed is printed, and repeats what a run does (but not the machine's part in it).
+// seed is printed, and repeats the choices of a run (but not the machine's part in it).
 func seed(t *testing.T) *rand.Rand {
 	n := *seedFlag
 	if n == 0 {
@@ -50,8 +50,7 @@ func seed(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(n, 1))
 }
 
-// begin starts shunt and the load, and lets it run undisturbed for a while, to have something
-// to compare with.
+// begin starts shunt and the load, and lets it run undisturbed for a while, for comparison.
 func begin(t *testing.T, s setup) *proof {
 	t.Helper()
 	b := newBed(t)
@@ -70,7 +69,7 @@ func begin(t *testing.T, s setup) *proof {
 	t.Cleanup(func() { view.Close() })
 	p.view = view
 	p.load = b.load(s.traffic())
-	time.Sleep(s.quiet) // not a wait for anything: it is the measurement
+	time.Sleep(s.quiet) // no wait for a condition: it is the measurement
 	p.quiet = p.load.Report()
 	p.stop = p.watch()
 	t.Cleanup(p.stop)
@@ -83,16 +82,16 @@ func (p *proof) wrong(format string, args ...any) {
 	p.problems = append(p.problems, fmt.Sprintf(format, args...))
 }
 
-// never are the reasons of packets that shunt should have delivered. What a machine too busy
-// does to packets is not among them.
+// never are the reasons of packets that shunt should have delivered. Reasons that an overloaded
+// machine causes are not among them.
 var never = []string{"no_backend", "backend_gone", "no_source", "table_full", "egress_unlisted", "internal", "flows_full", "ports_exhausted",
 	"not_remembered", "malformed_transport"}
 
-// end stops the load and adds what it suffered. allowed are reasons that count all the same.
+// end stops the load and adds the load's failures. allowed are reasons that may have been counted.
 func (p *proof) end(allowed ...string) []string {
 	p.t.Helper()
 	done := p.load.Report().Done
-	for _, kind := range []Kind{KeepAlive, New, UDP} { // the last thing done has to show
+	for _, kind := range []Kind{KeepAlive, New, UDP} { // the last action has to show
 		eventually(p.t, "more "+string(kind), func() error {
 			if p.load.Report().Done[kind] == done[kind] {
 				return errors.New("none was answered")
@@ -114,7 +113,7 @@ func (p *proof) end(allowed ...string) []string {
 	for _, f := range r.Failures {
 		p.wrong("%s", r.Explain(f))
 	}
-	if r.Late > r.Length/2 { // stalls were hardly judged; all else was
+	if r.Late > r.Length/2 { // stalls were hardly judged; all other failures were
 		say := p.t.Logf
 		if soak {
 			say = p.wrong
@@ -150,7 +149,7 @@ func report(t *testing.T, problems []string) {
 	}
 }
 
-// sample is every counter, with what it belongs to.
+// sample is every counter, by the name of its object.
 type sample map[string]uint64
 
 func (p *proof) sample() sample {
@@ -166,7 +165,7 @@ func (p *proof) sample() sample {
 		s[what+" packets in"], s[what+" bytes in"] = t.PacketsIn, t.BytesIn
 		s[what+" packets out"], s[what+" bytes out"], s[what+" flows"] = t.PacketsOut, t.BytesOut, t.FlowsCreated
 	}
-	for i, b := range before.Backends { // a position that changes hands meanwhile says nothing
+	for i, b := range before.Backends { // a position that changed its owner meanwhile says nothing
 		if after.Backends[i].BackendRef == b.BackendRef {
 			note(fmt.Sprintf("backend %s at %d/%d", b.BackendAddress, i, b.Generation), counters.Backends[i])
 		}
@@ -182,7 +181,7 @@ func (p *proof) sample() sample {
 	return s
 }
 
-// watch looks at the counters all the time: none goes back, and packets go on being counted.
+// watch reads the counters all the time: none goes back, and packets are counted all the time.
 func (p *proof) watch() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -206,8 +205,8 @@ func (p *proof) watch() (stop func()) {
 	return sync.OnceFunc(func() { close(done); <-ended })
 }
 
-// identity is the state that a start has to adopt: which maps and links there are, and what the maps
-// hold. Slots move on with time, so that only their backends count.
+// identity is the state that a start has to adopt: the ids of maps and links, and the contents of
+// the maps. Slots change with time, so only their backends count.
 type identity struct {
 	Pins     map[string]uint32 // ids of maps and links
 	Contents reconcile.Contents
@@ -233,7 +232,7 @@ func (p *proof) difference(before, now identity) string {
 	return cmp.Diff(before, now, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 }
 
-// pins are the kernel's numbers of everything pinned that a start has to take over.
+// pins are the kernel's ids of all pinned objects that a start has to take over.
 func (p *proof) pins() map[string]uint32 {
 	p.t.Helper()
 	ids := map[string]uint32{}
@@ -280,14 +279,14 @@ func (p *proof) upTo(most time.Duration) time.Duration {
 	return time.Duration(p.random.Int64N(int64(most)))
 }
 
-// outage is one way to lose the daemon.
+// outage is one way to end the daemon.
 type outage struct {
 	name   string
 	signal syscall.Signal
-	reload bool // in the middle of one
+	reload bool // in the middle of a reload
 }
 
-// outages are so many of each, in random order, of which some are in the middle of a reload.
+// outages are so many of each, in random order, some of them in the middle of a reload.
 func (p *proof) outages(each, reloading int) []outage {
 	var all []outage
 	for i := range each {
@@ -297,10 +296,10 @@ func (p *proof) outages(each, reloading int) []outage {
 	return all
 }
 
-// suffer carries one outage out, and looks at what the next start makes of it.
+// suffer carries one outage out, and checks the state after the next start.
 func (p *proof) suffer(o outage) {
 	p.t.Helper()
-	time.Sleep(p.upTo(500 * time.Millisecond)) // a moment that nothing chooses
+	time.Sleep(p.upTo(500 * time.Millisecond)) // a random moment
 	name, after := o.name, p.config
 	if o.reload {
 		name += " during a reload"
@@ -316,7 +315,7 @@ func (p *proof) suffer(o outage) {
 		reloaded = make(chan struct{})
 		go func() {
 			defer close(reloaded)
-			_, _ = p.reload() // any answer will do: the daemon may have ended
+			_, _ = p.reload() // any answer is right: the daemon may have ended
 		}()
 		time.Sleep(p.upTo(30 * time.Millisecond)) // longer than most reloads take
 	}
@@ -324,14 +323,14 @@ func (p *proof) suffer(o outage) {
 	<-reloaded
 	before := p.identity()
 	time.Sleep(p.upTo(200 * time.Millisecond))
-	if p.random.IntN(4) == 0 { // the next one does not live long
+	if p.random.IntN(4) == 0 { // the next daemon does not live long
 		p.launch()
 		time.Sleep(p.upTo(400 * time.Millisecond))
 		p.bed.end(syscall.SIGKILL)
 	}
 	p.start()
 	now := p.identity()
-	if o.reload { // what the reload did not get to do is done now
+	if o.reload { // the rest of the reload is done now
 		before.Contents, now.Contents = reconcile.Contents{}, reconcile.Contents{}
 	}
 	if difference := p.difference(before, now); difference != "" {
@@ -339,7 +338,7 @@ func (p *proof) suffer(o outage) {
 	}
 }
 
-// change takes a backend out of a service, or puts it back, or gives it another weight.
+// change removes a backend from a service, or puts it back, or gives it another weight.
 func (p *proof) change() config {
 	after := p.config.clone()
 	s := []string{translated.name, direct.name}[p.random.IntN(2)]
@@ -356,7 +355,7 @@ func (p *proof) change() config {
 	return after
 }
 
-// unsettle leaves positions and generations that no fresh start would come to.
+// unsettle leaves positions and generations that no fresh start would choose.
 func (p *proof) unsettle() {
 	p.t.Helper()
 	without := p.config.clone()
@@ -366,7 +365,7 @@ func (p *proof) unsettle() {
 	p.apply(p.load, "b2 added", without, p.config)
 }
 
-// killed is the proof that a daemon can be lost at any moment.
+// killed proves that a daemon may end at any moment.
 func killed(t *testing.T, how string, each, reloading int, quiet time.Duration) []string {
 	t.Helper()
 	p := begin(t, setup{how: "shunt", quiet: quiet, args: []string{"--on-exit", "keep"}})
@@ -380,8 +379,9 @@ func killed(t *testing.T, how string, each, reloading int, quiet time.Duration) 
 	return p.end()
 }
 
-// Nobody notices that the daemon is killed or restarted, at any moment, in the middle of a
-// reload too. The next one finds maps, links, positions, generations and counters as they were.
+// TestDaemonKilledAndRestarted: no flow suffers when the daemon is killed or restarted, at any
+// moment, also in the middle of a reload. The next daemon finds the same maps, links, positions,
+// generations and counters.
 func TestDaemonKilledAndRestarted(t *testing.T) {
 	quiet := 5 * time.Second
 	if soak {
@@ -390,7 +390,7 @@ func TestDaemonKilledAndRestarted(t *testing.T) {
 	report(t, killed(t, "shunt", times(50, 5), times(10, 4), quiet))
 }
 
-// The proof above fails where it should.
+// TestBrokenDaemonsAreNoticed: the proof above fails for each broken daemon.
 func TestBrokenDaemonsAreNoticed(t *testing.T) {
 	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/lb/daemon/*.go", "../../internal/lb/reconcile/*.go", "../../internal/lb/datapath/*.go") {
 		return

@@ -61,7 +61,7 @@ var edits = []struct {
 func anyService(r *rand.Rand) string { return []string{translated.name, direct.name}[r.IntN(2)] }
 func anyBackend(r *rand.Rand) int    { return 1 + r.IntN(backendCount) }
 
-// serving is how many backends but one take new flows of a service.
+// serving is the number of backends, without one, that take new flows of a service.
 func (c config) serving(service string, but int) (count int) {
 	for n, m := range c.members[service] {
 		if n != but && m.weight > 0 {
@@ -71,8 +71,8 @@ func (c config) serving(service string, but int) (count int) {
 	return count
 }
 
-// mayWrite is the other half of the model: which entries of the maps a change is about. A key
-// names an entry and its owner, in the words of the witness.
+// mayWrite is the other half of the model: the map entries that a change concerns. A key names
+// an entry and its owner, in the words of the witness.
 func (c config) mayWrite(b *bed, after config) map[string]bool {
 	may := map[string]bool{}
 	for _, s := range []string{translated.name, direct.name} {
@@ -98,7 +98,7 @@ func (c config) mayWrite(b *bed, after config) map[string]bool {
 	return may
 }
 
-// use is the contents of a backend's own record: whether it is there, and whether it takes new
+// use is the contents of a backend's own record: whether it exists, and whether it takes new
 // flows of any service.
 func (c config) use(n int, ipv4 bool) (use struct{ there, serves bool }) {
 	for _, members := range c.members {
@@ -112,14 +112,14 @@ func (c config) use(n int, ipv4 bool) (use struct{ there, serves bool }) {
 	return use
 }
 
-// writes are the writes that the witness has seen since the last call.
+// writes returns the writes that the witness has recorded since the last call.
 func (p *proof) writes(t *testing.T, from *int) (all []write) {
 	t.Helper()
 	text, err := os.ReadFile(p.path + ".writes")
 	p.must(err)
 	for line := range strings.Lines(string(text[*from:])) {
 		if !strings.HasSuffix(line, "\n") {
-			break // it is being written; the next call has it
+			break // it is being written; the next call reads it
 		}
 		var w write
 		p.must(json.Unmarshal([]byte(line), &w))
@@ -129,8 +129,8 @@ func (p *proof) writes(t *testing.T, from *int) (all []write) {
 	return all
 }
 
-// Random changes of the file under the load: no flow fails that the change is not about, and
-// no entry of a map is written that differs in nothing.
+// TestReloads: after random changes of the file under the load, no flow fails that the change
+// does not concern, and no entry of a map is written with its old value.
 func TestReloads(t *testing.T) {
 	quiet := 3 * time.Second
 	if soak {
@@ -176,8 +176,8 @@ func TestReloads(t *testing.T) {
 	report(t, p.end())
 }
 
-// A second daemon of the instance refuses to start under load, names the first, and disturbs
-// nothing.
+// TestSecondDaemonUnderLoad: a second daemon of the instance refuses to start under load,
+// names the first, and disturbs nothing.
 func TestSecondDaemonUnderLoad(t *testing.T) {
 	p := begin(t, setup{how: "shunt", quiet: 2 * time.Second})
 	first := p.daemon
@@ -192,7 +192,7 @@ func TestSecondDaemonUnderLoad(t *testing.T) {
 	report(t, p.end())
 }
 
-// refused waits for the end of a process that must fail and say why.
+// refused waits for the end of a process that must fail with a text.
 func (p *proof) refused(second *lab.Process, text string) {
 	p.t.Helper()
 	select {

@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// transfers moves one body after another, in turns from and to the service. The lab's
-// servers and clients compare SHA-256 sums of what was sent and of what arrived.
+// transfers moves one body after another, in turns from and to the service. The lab's servers
+// and clients compare the SHA-256 sums of the sent and the received body.
 func (l *Load) transfers(ctx context.Context, i int, begun func()) {
 	defer begun()
 	for n := i / len(l.options.Targets); ctx.Err() == nil; n++ {
@@ -38,26 +38,26 @@ func (l *Load) transfers(ctx context.Context, i int, begun func()) {
 	}
 }
 
-// watched is the connection of a transfer: it keeps to a rate, notes stalls, and knows which
-// backend it is with.
+// watched is the connection of a transfer: it keeps to a rate, notes stalls, and knows its
+// backend.
 type watched struct {
 	net.Conn
 	load  *Load
 	ctx   context.Context
 	begun func()
 	flow  flow
-	// pace is when the transfer would have begun had it always kept to its rate.
+	// pace is the begin of the transfer if it had always kept to its rate.
 	pace  time.Time
 	moved int64        // bytes, in the direction of the body
 	wrote atomic.Int64 // when a write last returned, in Unix nanoseconds
 }
 
-// transferBuffer bounds what a socket holds: in a longer queue a stall would not be seen, and
-// a longer burst overflows the ring of a veth (256 frames, VETH_RING_SIZE in
+// transferBuffer bounds the contents of a socket: in a longer queue a stall would not be seen,
+// and a longer burst overflows the ring of a veth (256 frames, VETH_RING_SIZE in
 // drivers/net/veth.c).
 const transferBuffer = 128 << 10
 
-// dial connects, and asks who is there before the transfer begins.
+// dial connects, and asks for the backend's name before the transfer begins.
 func (w *watched) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, giveUp)
 	defer cancel()
@@ -80,7 +80,7 @@ func (w *watched) dial(ctx context.Context, network, address string) (net.Conn, 
 	return w, nil
 }
 
-// Read is the body of a download, or the answer to an upload.
+// Read reads the body of a download, or the answer to an upload.
 func (w *watched) Read(b []byte) (int, error) {
 	down := w.flow.kind == Download
 	if down {
@@ -103,7 +103,7 @@ func (w *watched) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write is the body of an upload, or the question for a download.
+// Write writes the body of an upload, or the question for a download.
 func (w *watched) Write(b []byte) (int, error) {
 	up := w.flow.kind == Upload
 	if up {
@@ -129,8 +129,8 @@ func (w *watched) waited(since time.Time) {
 	}
 }
 
-// keepPace waits until more may be moved. Time that was lost is not made up for, which would
-// be a burst.
+// keepPace waits until more may be moved. Lost time is not made up for, which would be a
+// burst.
 func (w *watched) keepPace() {
 	const slack = 100 * time.Millisecond
 	due := w.pace.Add(time.Duration(float64(w.moved) / float64(w.load.options.TransferRate) * float64(time.Second)))

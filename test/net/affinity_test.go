@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// clientsOf gives the client's host more addresses, so that it is many clients.
+// clientsOf gives the client's host more addresses, so that it acts as many clients.
 func (b *bed) clientsOf(t *testing.T, count int) (clients []netip.Addr) {
 	t.Helper()
 	a4, a6 := b.Client.Addr4(), b.Client.Addr6()
@@ -35,7 +35,7 @@ func vipOf(client netip.Addr, n int) netip.Addr {
 	return directVIPs(n)[1]
 }
 
-// sessionFrom is a connection from a client's address.
+// sessionFrom opens a connection from a client's address.
 func (b *bed) sessionFrom(client, vip netip.Addr) (*session, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -48,7 +48,7 @@ func (b *bed) sessionFrom(client, vip netip.Addr) (*session, error) {
 	return s, err
 }
 
-// placeOf is who answers new connections and datagrams of a client, which must be one.
+// placeOf returns the one backend that answers all new connections and datagrams of a client.
 func (b *bed) placeOf(t *testing.T, client netip.Addr) (backend string) {
 	t.Helper()
 	vip := vipOf(client, 0)
@@ -95,8 +95,8 @@ func (b *bed) placesOf(t *testing.T, clients []netip.Addr) map[netip.Addr]string
 	return places
 }
 
-// All flows of a client reach one backend, also across changes of the table. Where that one
-// drains, new flows go elsewhere and the old ones go on.
+// TestAffinity: all flows of a client reach one backend, also across changes of the table.
+// When that backend drains, new flows go to another and the old ones go on.
 func TestAffinity(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {
@@ -174,7 +174,8 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// placesAnew is who answers each client now; more than one may.
+// placesAnew returns the backend that answers each client now; there may be more than one for
+// a client.
 func (b *bed) placesAnew(t *testing.T, clients []netip.Addr) map[netip.Addr]string {
 	t.Helper()
 	places := map[netip.Addr]string{}
@@ -199,7 +200,7 @@ func (b *bed) placesAnew(t *testing.T, clients []netip.Addr) map[netip.Addr]stri
 	return places
 }
 
-// serveOwn is a UDP server at the backend's own addresses, for NAT.
+// serveOwn starts a UDP server at the backend's own addresses, for NAT.
 func (b *bed) serveOwn(backend *lab.Host) {
 	b.t.Helper()
 	for _, address := range both(backend) {

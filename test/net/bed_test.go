@@ -2,12 +2,11 @@
 // real sockets in network namespaces. The networks are those of internal/lab, with
 // checksum offload on as every veth has it, unless a test says otherwise.
 //
-// The shunt process is this test binary again: it becomes the command line when
-// SHUNT_NET_CHILD is set. So the tests need no compiler, and also run where only the
-// binary was copied to.
+// The shunt process is this test binary again: it becomes the command line if SHUNT_NET_CHILD is set. So the tests need
+// no compiler, and also run on a machine that has only the binary.
 //
-// SHUNT_SOAK=1 makes transfers and waits longer, -short makes transfers shorter and patience
-// longer, for machines that are emulated; the code is the same.
+// SHUNT_SOAK=1 makes transfers and waits longer; -short makes transfers shorter and patience longer, for emulated
+// machines; the code is the same.
 package net
 
 import (
@@ -52,17 +51,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// soak is whether there is time for the long versions.
+// soak reports whether there is time for the long versions.
 var soak = os.Getenv("SHUNT_SOAK") != ""
 
-// patience multiplies the time that things may take; it is 1 or, with -short, more.
+// patience multiplies time limits; it is 1 or, with -short, more.
 var patience time.Duration = 1
 
-// answerTimeout is for what takes milliseconds when it works, and 7 s where a SYN is lost three
-// times (RFC 6298, 2.1 and 5.5: sent again after 1, 2 and 4 s).
+// answerTimeout bounds requests that take milliseconds when they work, and 7 s if a SYN is lost three times (RFC 6298,
+// 2.1 and 5.5: sent again after 1, 2 and 4 s).
 var answerTimeout = 10 * time.Second
 
-// size is how many bytes a transfer has, as many megabytes of full or of short tests.
+// size is the number of bytes of a transfer, from the megabytes of full and of short tests.
 func size(full, short int64) int64 {
 	if testing.Short() {
 		return short << 20
@@ -76,11 +75,11 @@ type bed struct {
 	t        *testing.T
 	instance string
 	socket   string
-	path     string // of the configuration file
-	config   string // as last written
+	path     string // path of the configuration file
+	config   string // its text
 	daemon   *process
 	others   []*process // of other hosts; ended with the bed
-	env      []string   // of the daemon, and of commands on the balancer, beside the test's own
+	env      []string   // of the daemon and of commands on the balancer, besides the test's own
 }
 
 var beds atomic.Int64
@@ -124,7 +123,7 @@ func (b *bed) serve(backend *lab.Host) {
 	}
 }
 
-// close ends the daemon as an operator would, and everything that a test has left.
+// close ends the daemon as an operator would, and removes everything that a test has left.
 func (b *bed) close() {
 	if b.daemon != nil {
 		if b.t.Failed() {
@@ -154,19 +153,18 @@ func (b *bed) close() {
 	}
 }
 
-// overrides is the file that keeps what operators say. Its folder is the machine's, and it
-// outlives instance and daemon.
+// overrides is the file with the operators' commands. Its folder is the machine's, and it outlives instance and daemon.
 func (b *bed) overrides() string { return "/var/lib/shunt/" + b.instance + ".overrides.json" }
 
-// within is for what must end by then, with patience.
+// within returns a context with this time limit, multiplied by patience.
 func within(t *testing.T, timeout time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience*timeout)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// eventually waits, with patience, for a condition that something else brings about. It rests as long as the last look took, within
-// limits: a look that starts a process takes CPU from that which it waits for.
+// eventually waits, with patience, for a condition that another process brings about. It pauses as long as the last
+// check took, within limits: a check that starts a process takes CPU time from the awaited process.
 func eventually(t *testing.T, timeout time.Duration, what string, ready func() error) {
 	t.Helper()
 	timeout *= patience
@@ -226,13 +224,13 @@ func (p *process) log() string { return p.Log() }
 // end sends a signal and waits. A process that has ended is left as it is.
 func (p *process) end(signal syscall.Signal) error { return p.End(signal, patience*20*time.Second) }
 
-// launch starts `shunt run` without waiting for anything.
+// launch starts `shunt run` without waiting.
 func (b *bed) launch(args ...string) *process {
 	b.t.Helper()
 	return b.spawnWith(b.env, b.Balancer, append([]string{"run", "--config", b.path, "--instance", b.instance, "--socket", b.socket}, args...)...)
 }
 
-// spawn starts shunt on a host without waiting for anything.
+// spawn starts shunt on a host without waiting.
 func (b *bed) spawn(h *lab.Host, args ...string) *process { return b.spawnWith(nil, h, args...) }
 
 func (b *bed) spawnWith(env []string, h *lab.Host, args ...string) *process {
@@ -248,7 +246,7 @@ func spawn(t *testing.T, h *lab.Host, args ...string) *process {
 	return starts(t, command(h, args...))
 }
 
-// starts starts a command that is prepared, without waiting for anything.
+// starts starts a prepared command without waiting.
 func starts(t *testing.T, c *lab.Command) *process {
 	t.Helper()
 	p, err := c.Spawn()
@@ -314,7 +312,7 @@ func (b *bed) replaceFile(path, text string) {
 	}
 }
 
-// reload applies a configuration, which must succeed, and returns what was printed.
+// reload applies a configuration, which must succeed, and returns the output.
 func (b *bed) reload(config string) string {
 	b.t.Helper()
 	b.write(config)
@@ -366,7 +364,7 @@ type serviceBackend struct {
 	openFlows
 }
 
-// openFlows is nil where they are not known.
+// openFlows is nil if the number is not known.
 type openFlows struct {
 	Open *uint64 `json:"flows_open"`
 }
@@ -381,7 +379,7 @@ func (b *bed) status() status {
 	return s
 }
 
-// condition is a fault's text as `shunt status` shows it, or "".
+// condition returns a condition's text in `shunt status`, or "".
 func (s status) condition(code string) string {
 	if s.Daemon == nil {
 		return ""
@@ -408,21 +406,21 @@ func family(a netip.Addr) string {
 	return "ipv6"
 }
 
-// get asks over a new connection.
+// get sends a request over a new connection.
 func (b *bed) get(client *http.Client, address string) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	return lab.Get(ctx, client, address)
 }
 
-// askUDP asks from a new socket.
+// askUDP sends a datagram from a new socket.
 func (b *bed) askUDP(from *lab.Host, address string, payload []byte) (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	return from.AskUDP(ctx, address, payload)
 }
 
-// settings describe the configuration of most tests.
+// settings are the varying parts of the configuration of most tests.
 type settings struct {
 	attach     string // auto if empty
 	forwarding string // nat if empty
@@ -462,7 +460,7 @@ func (b *bed) file(s settings) string {
 	return text.String() + s.more
 }
 
-// backends are lines of a list; without numbers all of them, and without a port none.
+// backends returns the lines of a list of backends; without numbers: all; port 0: without ports.
 func (b *bed) backends(numbers []int, port uint16) string {
 	if len(numbers) == 0 {
 		for i := range b.Backends {

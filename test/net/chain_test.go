@@ -17,8 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// A filter before and a counter after shunt work in real traffic, outlive the daemon and its
-// successor, and go when they are told to. Nobody's connection notices.
+// TestChain: a filter before and a counter after shunt work in real traffic, outlive the daemon and its successor, and
+// go on command. No connection suffers.
 func TestChain(t *testing.T) {
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) { chain(t, attach) })
@@ -114,7 +114,8 @@ func chain(t *testing.T, attach string) {
 	b.detachesAll(t)
 }
 
-// statusShows waits until `shunt status` shows these programs on the interface, in a packet's order; none where shunt's is alone.
+// statusShows waits until `shunt status` shows these programs on the interface, in a packet's order; none if shunt's is
+// alone.
 func (b *bed) statusShows(t *testing.T, when string, wanted ...string) {
 	t.Helper()
 	eventually(t, 10*time.Second, when, func() error {
@@ -140,7 +141,7 @@ func (b *bed) detachesAll(t *testing.T) {
 	}
 }
 
-// ask sends a datagram; when no answer is expected, it waits less long for one.
+// ask sends a datagram; if it expects no answer, it waits less long for one.
 func (b *bed) ask(address string, lost bool) error {
 	if !lost {
 		_, err := b.askUDP(b.Client, address, []byte("who?"))

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// contestedFile has one service, by one backend, at both VIPs.
+// contestedFile has one service, with one backend, at both VIPs.
 func (b *bed) contestedFile(iface string) string {
 	return fmt.Sprintf("defaults: {forwarding: nat, announce: l2}\nlimits: {flows: 10000}\ninterfaces:\n  - {name: %s, attach: generic}\nservices:\n  - name: web\n    address: [%s, %q]\n    port: 80\n    backends:\n%s",
 		iface, lab.VIP4, lab.VIP6, b.backends([]int{1}, 8080))
@@ -26,7 +26,7 @@ type standby struct {
 	*bed
 	host *lab.Host
 	file string
-	name string // of its instance
+	name string // its instance's
 	sock string
 	run  *process
 }
@@ -82,19 +82,19 @@ func (s *standby) ask(args ...string) (code int, out string) {
 	return code, string(text)
 }
 
-// said counts the conditions with a code that `shunt status` shows.
+// said counts the conditions with a code in `shunt status`.
 func (s *standby) said(code string) (n int, out string) {
 	_, out = s.ask("status", "--instance", s.name, "--socket", s.sock)
 	return strings.Count(out, code), out
 }
 
-// answerers are the hardware addresses that answer when the client asks who has an address.
+// answerers returns the hardware addresses that answer the client's look-ups of an address.
 func (b *bed) answerers(t *testing.T, vip netip.Addr) string {
 	t.Helper()
 	found := map[string]bool{}
 	for range 6 {
 		b.forget(t)
-		_ = b.tryUDP(at(vip, 53)) // for the look-up
+		_ = b.tryUDP(at(vip, 53)) // to cause a look-up
 		if mac := b.resolved(t, vip); mac != "" {
 			found[mac] = true
 		}
@@ -116,8 +116,8 @@ func (b *bed) isolate(t *testing.T, on bool, ports ...string) {
 }
 
 // TestTwoOwnersMeet: two instances claim an address while they do not see each other. Once they do, the one with the
-// lower hardware address keeps it, the other one answers no more, both say so; and when the one that keeps it
-// dies, the other one follows within seconds.
+// lower hardware address keeps it, the other stops answering, and both report the conflict; and when the one that
+// keeps it dies, the other takes over within seconds.
 func TestTwoOwnersMeet(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, Backends: 1})
 	s := b.addStandby(t)
@@ -172,8 +172,8 @@ func TestTwoOwnersMeet(t *testing.T) {
 	}
 }
 
-// TestAddressGivenToAHostByHand: a host that is no shunt gets an address that shunt has claimed. shunt keeps it, wins
-// its clients back, and says whose hardware address answers, too.
+// TestAddressGivenToAHostByHand: a host without shunt gets an address that shunt has claimed. shunt keeps it, wins
+// its clients back, and reports the hardware address that answers, too.
 func TestAddressGivenToAHostByHand(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, Backends: 2})
 	b.write(b.contestedFile("eth0"))
@@ -197,7 +197,7 @@ func TestAddressGivenToAHostByHand(t *testing.T) {
 		}
 		return nil
 	})
-	for _, vip := range vips { // as if the other one had announced it
+	for _, vip := range vips { // as if the other host had announced it
 		link, err := b.Client.Netlink().LinkByName("eth0")
 		if err != nil {
 			t.Fatal(err)

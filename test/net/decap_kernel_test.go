@@ -13,9 +13,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// shunt decapsulates packets of the kernel's own tunnel devices: with their encapsulation limit,
-// their source ports and their checksums. The test runs where the kernel has such devices, as
-// Debian's do in a virtual machine.
+// TestDecapFromKernelTunnels: shunt decapsulates packets of the kernel's own tunnel devices:
+// with their encapsulation limit, their source ports and their checksums. The test runs on
+// kernels that have such devices, as Debian's do in a virtual machine.
 func TestDecapFromKernelTunnels(t *testing.T) {
 	b := newBackendBed(t)
 	own, its := b.sender.Interfaces()[1], b.backend.Interfaces()[0]

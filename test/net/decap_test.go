@@ -28,8 +28,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// backendBed is a backend behind a balancer that is a few lines of this file: it puts what
-// the client sends to a VIP into a tunnel, and routes the answers like any router.
+// backendBed is a backend behind a balancer of a few lines in this file: it puts packets from
+// the client to a VIP into a tunnel, and routes the answers like any router.
 //
 //	client ── eth0 sender eth1 ── eth0 backend
 //	198.51.100.7 … .1   10.0.0.1 … .20       (IPv6 likewise)
@@ -40,10 +40,10 @@ type backendBed struct {
 	before                  traces
 }
 
-// wrapper is how the sender wraps.
+// wrapper describes the sender's outer headers.
 type wrapper struct {
 	gue, six bool
-	from     netip.Addr // outer source; the sender's own where invalid
+	from     netip.Addr // outer source; the sender's own if invalid
 }
 
 const (
@@ -85,7 +85,7 @@ func newBackendBed(t *testing.T) *backendBed {
 		route(b.client, "0.0.0.0/0", "198.51.100.1"), route(b.client, "::/0", "2001:db8:9::1"),
 		route(b.backend, "0.0.0.0/0", "10.0.0.1"), route(b.backend, "::/0", "2001:db8:2::1"),
 		b.sender.SetForwarding(true),
-		// The sender's packets are copies of the client's, who therefore has to finish them.
+		// The sender's packets are copies of the client's, so the client has to finish them.
 		b.client.SetOffload("eth0", map[string]bool{"tx": false, "tso": false, "gso": false}),
 		l.Ready(t.Context()),
 	)
@@ -107,10 +107,10 @@ func newBackendBed(t *testing.T) *backendBed {
 	return b
 }
 
-// wrap starts what plays the balancer.
+// wrap starts the sender, which acts as the balancer.
 func (b *backendBed) wrap() {
 	b.t.Helper()
-	for _, vip := range vips { // the kernel itself is to leave them alone
+	for _, vip := range vips { // the sender's kernel must not forward them
 		if err := b.sender.Netlink().RouteAdd(blackhole(vip)); err != nil {
 			b.t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func (b *backendBed) wrap() {
 			if err != nil || !slices.Contains(vips, p.Destination()) {
 				continue
 			}
-			_, _ = out.Write(packet.Must(b.wrapped(p, *w))) // a lost frame is TCP's to repeat
+			_, _ = out.Write(packet.Must(b.wrapped(p, *w))) // TCP repeats a lost frame
 		}
 	}()
 	b.t.Cleanup(func() {
@@ -204,7 +204,7 @@ func rawSocket(t *testing.T, h *lab.Host, iface string) *os.File {
 	return file
 }
 
-// traces are the settings that `shunt decap` must leave as they were.
+// traces are the settings that `shunt decap` must leave unchanged.
 type traces struct {
 	Addresses []string
 	Settings  map[string]string
@@ -227,7 +227,7 @@ func (b *backendBed) traces() traces {
 			}
 			for _, a := range list {
 				if a.IP.IsLinkLocalUnicast() {
-					continue // the kernel's own, which appears some time after the interface
+					continue // the kernel's own address, which appears some time after the interface
 				}
 				seen.Addresses = append(seen.Addresses, l.Attrs().Name+" "+a.IPNet.String())
 			}
@@ -315,7 +315,7 @@ type event struct {
 	Findings []struct{ Code, Subject string }
 }
 
-// events are the lines of one sort so far.
+// events are the lines of one kind so far.
 func (p *process) events(kind string) (list []event) {
 	for _, line := range strings.Split(p.log(), "\n") {
 		var e event
@@ -352,7 +352,7 @@ func (w wrapper) String() string {
 
 var wrappers = []wrapper{{}, {six: true}, {gue: true}, {gue: true, six: true}}
 
-// TCP in every tunnel, in both modes; and afterwards nothing is left.
+// TestDecapEndToEnd sends TCP in every tunnel, in both modes; afterwards nothing is left.
 func TestDecapEndToEnd(t *testing.T) {
 	for _, mode := range []string{"native", "generic"} {
 		t.Run(mode, func(t *testing.T) {
@@ -395,7 +395,7 @@ func TestDecapEndToEnd(t *testing.T) {
 	}
 }
 
-// A tunnel from elsewhere gets nothing through, and is counted.
+// TestDecapRefusesStrangers: packets in a tunnel from elsewhere are dropped and counted.
 func TestDecapRefusesStrangers(t *testing.T) {
 	b := newBackendBed(t)
 	p := b.decap("--from", "10.0.0.2", "--from", "2001:db8:2::1")
@@ -416,7 +416,8 @@ func TestDecapRefusesStrangers(t *testing.T) {
 	b.requireNoTraces()
 }
 
-// kill -9 loses nothing; the next start takes over, and its end still undoes everything.
+// TestDecapKilled: kill -9 loses nothing; the next start takes over, and its end still undoes
+// everything.
 func TestDecapKilled(t *testing.T) {
 	b := newBackendBed(t)
 	if err := b.backend.SetSysctl("net.ipv4.conf.eth0.rp_filter", "1"); err != nil {
@@ -452,7 +453,8 @@ func TestDecapKilled(t *testing.T) {
 	b.requireNoTraces()
 }
 
-// A predecessor's program that was killed does not survive a start that takes nothing off.
+// TestDecapKilledThenAttachNone: the program of a killed predecessor does not survive a start
+// with `--attach none`.
 func TestDecapKilledThenAttachNone(t *testing.T) {
 	b := newBackendBed(t)
 	p := b.decap("--from", "10.0.0.0/24")
@@ -473,8 +475,9 @@ func TestDecapKilledThenAttachNone(t *testing.T) {
 	b.requireNoTraces()
 }
 
-// On one link with the client, nobody learns from the backend that it has the VIPs: it
-// answers neither ARP nor neighbour solicitations, and does not ask with them as a sender.
+// TestDecapIsQuiet: on one link with the client, no host learns from the backend that it has
+// the VIPs: it answers neither ARP nor neighbour solicitations, and does not use them as the
+// source of its own.
 func TestDecapIsQuiet(t *testing.T) {
 	b := newBackendBed(t)
 	p := b.decap("--attach", "none")
@@ -484,7 +487,7 @@ func TestDecapIsQuiet(t *testing.T) {
 	b.stop(p)
 	b.requireNoTraces()
 
-	// The test can see the fault: the same without the settings.
+	// The test notices the fault: the same VIPs without the settings.
 	for _, vip := range vips {
 		if err := b.backend.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())); err != nil {
 			t.Fatal(err)
@@ -495,9 +498,9 @@ func TestDecapIsQuiet(t *testing.T) {
 	}
 }
 
-// quiet asks for the VIPs at the backend, and sends a SYN to each as dsr-l2 does, so that
-// the backend has to ask for the sender's MAC address. It fails when any answer or
-// question tells of a VIP.
+// quiet sends requests for the VIPs to the backend, and sends a SYN to each as dsr-l2 does, so
+// that the backend has to ask for the sender's MAC address. It fails if any answer or request
+// shows a VIP.
 func (b *backendBed) quiet() error {
 	b.t.Helper()
 	wire := rawSocket(b.t, b.sender, "eth1")
@@ -516,7 +519,7 @@ func (b *backendBed) quiet() error {
 			b.t.Fatal(err)
 		}
 	}
-	// The answers to the SYNs come last, once the backend has asked for the way.
+	// The answers to the SYNs come last, once the backend has resolved the sender's address.
 	answered, told := map[netip.Addr]bool{}, []string{}
 	_ = wire.SetReadDeadline(time.Now().Add(answerTimeout))
 	frame := make([]byte, 1<<16)
@@ -563,7 +566,7 @@ func forgetNeighbours(h *lab.Host) error {
 	return nil
 }
 
-// doctor is the codes that `shunt doctor --backend` finds, and its exit code.
+// doctor returns the codes that `shunt doctor --backend` finds, and its exit code.
 func (b *backendBed) doctor(args ...string) (code int, found []string) {
 	b.t.Helper()
 	args = append([]string{"doctor", "--backend", "-o", "json"}, args...)
@@ -593,11 +596,11 @@ func (b *backendBed) doctor(args ...string) (code int, found []string) {
 	return code, found
 }
 
-// doctorFault is something to spoil.
+// doctorFault is a fault that the test makes and repairs.
 type doctorFault struct {
 	found        string
 	make, repair func() error
-	harmless     bool // it is worth knowing, and no fault
+	harmless     bool // worth a report, but no fault
 }
 
 func (b *backendBed) doctorFaults() []doctorFault {
@@ -664,7 +667,8 @@ func (b *backendBed) doctorFaults() []doctorFault {
 	}
 }
 
-// Each fault is found when it is made, and the doctor is silent when it is repaired.
+// TestDoctorBackend: the doctor finds each fault when it is made, and is silent when it is
+// repaired.
 func TestDoctorBackend(t *testing.T) {
 	b := newBackendBed(t)
 	p := b.decap("--from", "10.0.0.0/24")

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Where the node's pods are: at a bridge, as CNI's plugin bridge has them, and at a routed veth, as ptp.
+// Gateways of the node's pods: at a bridge, as CNI's plugin bridge makes them, and at a routed veth, as ptp does.
 var (
 	bridged4 = netip.MustParsePrefix("10.88.0.1/24")
 	bridged6 = netip.MustParsePrefix("2001:db8:88::1/64")
@@ -21,7 +21,7 @@ var (
 	routed6  = netip.MustParsePrefix("2001:db8:89::1/128")
 )
 
-// after is the n-th address after that of a gateway.
+// after returns the n-th address after a gateway's.
 func after(gateway netip.Prefix, n, bits int) netip.Prefix {
 	a := gateway.Addr()
 	for range n {
@@ -30,8 +30,8 @@ func after(gateway netip.Prefix, n, bits int) netip.Prefix {
 	return netip.PrefixFrom(a, bits)
 }
 
-// newNode is a bed whose balancer is a node with pods: two at the bridge cni0, one at the veth routed. The
-// first backend is on another machine. No pod has NAPI at its eth0, as veth has it by itself.
+// newNode is a bed whose balancer is a node with pods: two at the bridge cni0, one at the veth routed. The first
+// backend is on another machine. No pod has NAPI at its eth0, which is a veth's default.
 func newNode(t *testing.T) (b *bed, pods []*lab.Host) {
 	t.Helper()
 	b = newBed(t, lab.Options{Layout: lab.OneArm, Forwarding: true})
@@ -75,16 +75,16 @@ func (b *bed) addRouted(t *testing.T, name, iface string, n int) *lab.Host {
 
 var interfacesOfFile = regexp.MustCompile(`(?s)interfaces:\n.*?services:\n`)
 
-// nodeFile has XDP where clients come in, and tc towards the pods.
+// nodeFile has XDP at the clients' interface, and tc towards the pods.
 func (b *bed) nodeFile(forwarding, attach string) string {
 	return interfacesOfFile.ReplaceAllString(b.file(settings{forwarding: forwarding}),
 		fmt.Sprintf("interfaces: [{name: eth0, attach: %s}, {name: cni0, attach: tc}, {name: routed, attach: tc}]\nservices:\n", attach))
 }
 
-// podsAnswer asks until all backends have answered, and moves data.
+// podsAnswer sends requests until all backends have answered, and moves data.
 func (b *bed) podsAnswer(t *testing.T, vip netip.Addr, forwarding string) {
 	t.Helper()
-	const requests = 80 // one of five to no backend: once in 10^7 runs
+	const requests = 80 // one of five backends gets none: once in 10^7 runs
 	overTCP, overUDP := map[string]int{}, map[string]int{}
 	client := b.Client.HTTPClient(false)
 	for i := range requests {
@@ -111,7 +111,7 @@ func (b *bed) podsAnswer(t *testing.T, vip netip.Addr, forwarding string) {
 	}
 }
 
-// nothingIsLost looks for reasons that nothing here has.
+// nothingIsLost checks that no packet has a reason that nothing here causes.
 func (b *bed) nothingIsLost(t *testing.T) {
 	t.Helper()
 	reasons := b.status().Reasons
@@ -122,8 +122,9 @@ func (b *bed) nothingIsLost(t *testing.T) {
 	}
 }
 
-// TestPodsBehindXDP: with XDP where clients come in, pods of the same machine are served, behind a bridge, which
-// takes no frames from XDP, and behind a veth without NAPI, which the file names or has a pattern for; and so is a server of the machine itself.
+// TestPodsBehindXDP: with XDP at the clients' interface, pods of the same machine are served: behind a bridge, which
+// takes no frames from XDP, and behind a veth without NAPI, which the file names or has a pattern for. So is a server
+// of the machine itself.
 func TestPodsBehindXDP(t *testing.T) {
 	for _, way := range []struct{ forwarding, attach, veth string }{
 		{"nat", "native", "routed"}, {"nat", "native", `"route?"`}, {"nat-destination", "native", `"route?"`}, {"nat", "generic", "routed"}, {"nat", "generic", `"route?"`},
@@ -132,11 +133,11 @@ func TestPodsBehindXDP(t *testing.T) {
 			b, _ := newNode(t)
 			b.serve(b.Balancer)
 			text := strings.Replace(b.nodeFile(way.forwarding, way.attach), "{name: routed,", "{name: "+way.veth+",", 1)
-			if way.forwarding == "nat-destination" { // whose answers have to come back through the balancer
+			if way.forwarding == "nat-destination" { // its answers have to come back through the balancer
 				text = withoutLine(withoutLine(text, b.Backends[0].Addr4().String()), b.Backends[0].Addr6().String())
 				b.Backends = b.Backends[1:]
 			}
-			if way.attach == "native" { // in generic mode this host itself is no backend
+			if way.attach == "native" { // in generic mode this host itself cannot be a backend
 				text = b.withHost(text)
 			}
 			b.write(text)
@@ -161,8 +162,8 @@ func TestPodsBehindXDP(t *testing.T) {
 	}
 }
 
-// TestOpenChecksumsLeaveXDPOpen: what a client leaves to hardware is right where the kernel completes it behind
-// the balancer, and in a pod that gets it as it is.
+// TestOpenChecksumsLeaveXDPOpen: a checksum that a client leaves to hardware is right if the kernel completes it behind
+// the balancer, and a pod that gets the frame unchanged accepts it.
 func TestOpenChecksumsLeaveXDPOpen(t *testing.T) {
 	b, pods := newNode(t)
 	for _, port := range append([]string{"cni0", "routed"}, pods[0].Name(), pods[1].Name()) {
@@ -200,7 +201,7 @@ func TestForgedMarksGoNowhere(t *testing.T) {
 			}
 		}
 	}
-	// The switch learns where eth0 is, and floods what is for a pod.
+	// The switch learns the port of eth0, and floods frames for a pod.
 	eventually(t, 10*time.Second, "the count of forged marks", func() error {
 		if n := b.status().Reasons["mark_forged"].Packets; n != 2*each {
 			return fmt.Errorf("%d are counted, want %d", n, 2*each)
@@ -232,8 +233,8 @@ func (b *bed) delivers(t *testing.T, when string, want bool) {
 	}
 }
 
-// TestNodeChangesItsMode: connections to pods go on when the interface of the clients changes between XDP and tc, by
-// a reload and by a successor, and what is beside the program at XDP is there only as long as that needs it.
+// TestNodeChangesItsMode: connections to pods go on when the clients' interface changes between XDP and tc, by a reload
+// and by a successor; the programs at tc beside the program at XDP exist only as long as it needs them.
 func TestNodeChangesItsMode(t *testing.T) {
 	b, _ := newNode(t)
 	native, tc := b.nodeFile("nat", "native"), b.nodeFile("nat", "tc")
@@ -268,7 +269,7 @@ func TestNodeChangesItsMode(t *testing.T) {
 	b.detachesAll(t)
 }
 
-// TestPodsWithASmallerMTU: what is too long for the bridge is answered where it came in, and not marked.
+// TestPodsWithASmallerMTU: a packet that is too long for the bridge is answered on its way in, and not marked.
 func TestPodsWithASmallerMTU(t *testing.T) {
 	b, pods := newNode(t)
 	if err := b.Balancer.SetMTU("cni0", 1300); err != nil {

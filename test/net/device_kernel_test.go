@@ -14,15 +14,15 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// devices are the devices that have addresses in practice besides a card: what is made on top of eth0,
-// on which hosts of a one-arm lab, and how the program then runs. They need the kernel's own
-// devices, as Debian's kernels have them in a virtual machine.
+// devices are the devices besides a card that have addresses in practice: the devices on top of eth0, the hosts
+// of a one-arm lab that have them, and the program's mode then. They need the kernel's own devices, as Debian's
+// kernels have them in a virtual machine.
 var devices = []struct {
 	kind       string
-	everywhere bool // on every host, not the balancer's alone
+	everywhere bool // on every host, not only on the balancer
 	parent     bool // eth0 is among the interfaces, too
 	attach     string
-	mode       string // the program's
+	mode       string // the program's mode
 	stack      []func() netlink.Link
 }{
 	{"vlan", true, false, "auto", "generic", []func() netlink.Link{customer}},
@@ -41,7 +41,7 @@ func vlan(name string, id int, protocol netlink.VlanProtocol) *netlink.Vlan {
 func customer() netlink.Link { return vlan("eth0.100", 100, netlink.VLAN_PROTOCOL_8021Q) }
 func provider() netlink.Link { return vlan("eth0.100", 100, netlink.VLAN_PROTOCOL_8021AD) }
 
-// inner leaves room for its tag: an interface takes one beyond its MTU.
+// inner leaves room for its own tag: an interface takes one tag beyond its MTU.
 func inner() netlink.Link {
 	link := vlan("eth0.100.7", 7, netlink.VLAN_PROTOCOL_8021Q)
 	link.MTU = 1496
@@ -57,7 +57,7 @@ func bond() netlink.Link {
 	return link
 }
 
-// A VIP behind a VLAN's interface or a bond is served, TCP and UDP, over both families.
+// TestForwardOverDevices: a VIP behind a VLAN's interface or a bond is served, TCP and UDP, over both families.
 func TestForwardOverDevices(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.kind+"/"+d.attach, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestForwardOverDevices(t *testing.T) {
 			attached := []string{top + " " + d.mode}
 			eth0 := fmt.Sprintf("  - {name: eth0, attach: %s}\n", d.attach)
 			if d.parent {
-				lists += eth0 // behind what needs it: the order does not matter
+				lists += eth0 // behind the interface that needs it: the order does not matter
 				attached = []string{"eth0 " + d.mode, attached[0]}
 			}
 			b.write(strings.ReplaceAll(b.file(settings{attach: d.attach, more: b.wide()}), eth0, lists))
@@ -106,8 +106,8 @@ func TestForwardOverDevices(t *testing.T) {
 	}
 }
 
-// TestVLANsWithHiddenTags: an interface has a VLAN that shunt does not know, and the card takes its tags
-// off, as the other end of a veth does.
+// TestVLANsWithHiddenTags: an interface has a VLAN that shunt does not know, and the card removes its tags, as
+// the other end of a veth does.
 func TestVLANsWithHiddenTags(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	b.write(b.file(settings{attach: "native"}))
@@ -135,7 +135,7 @@ func TestVLANsWithHiddenTags(t *testing.T) {
 	nstest.Eventually(t, "no condition tags_hidden", func() bool { return b.status().condition("tags_hidden") == "" })
 }
 
-// moveTo puts a device on top of another one of a host's, and moves addresses and routes there.
+// moveTo puts a device on top of another one of a host, and moves addresses and routes there.
 func moveTo(t *testing.T, host *lab.Host, from string, link netlink.Link) {
 	t.Helper()
 	handle := host.Netlink()
@@ -181,8 +181,8 @@ func moveTo(t *testing.T, host *lab.Host, from string, link netlink.Link) {
 	}
 }
 
-// TestPodsBehindXDPOfAVLAN: what comes in by a VLAN whose frames native XDP takes at its parent reaches pods at
-// interfaces at tc, without its tags.
+// TestPodsBehindXDPOfAVLAN: frames of a VLAN that native XDP takes at its parent reach pods at interfaces at
+// tc, without their tags.
 func TestPodsBehindXDPOfAVLAN(t *testing.T) {
 	for _, stack := range [][]func() netlink.Link{{customer}, {provider, inner}} {
 		t.Run(fmt.Sprint(len(stack)), func(t *testing.T) {

@@ -29,12 +29,13 @@ var kernelServices = []struct {
 }
 
 // takers are the kernel's devices that take a packet off, by "inner-in-outer". With GUE they
-// get what is left when the UDP port has taken its own header off.
+// get the packet after the UDP port has removed its own header.
 var takers = map[string]string{"4-in-4": "ipip", "6-in-4": "sit", "4-in-6": "ip6tnl", "6-in-6": "ip6tnl"}
 
-// The kernel's own tunnel devices decapsulate shunt's packets, with no program of shunt's on
-// the backends. The test runs where the kernel has such devices, as Debian's do in a
-// virtual machine; TestDecapFromKernelTunnels is the other direction.
+// TestDirectToKernelTunnels: the kernel's own tunnel devices decapsulate shunt's packets,
+// without a program of shunt's on the backends. The test runs on kernels that have such
+// devices, as Debian's do in a virtual machine; TestDecapFromKernelTunnels is the other
+// direction.
 func TestDirectToKernelTunnels(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy}, len(kernelServices))
 	for n := range kernelServices {
@@ -54,7 +55,7 @@ func TestDirectToKernelTunnels(t *testing.T) {
 				before := b.received(t, takers[kind])
 				b.answersDirectly(t, vip)
 				if t.Failed() {
-					return // the rest would only take its time to fail as well
+					return // the other checks would only take their time to fail as well
 				}
 				b.datagramsOfEverySize(t, at(vip, 53))
 				for _, size := range []int64{4 << 10, 1 << 20} {
@@ -102,8 +103,8 @@ func (b *bed) kernelFile() string {
 // GUE over both families.
 func (b *bed) takeOffByKernel(t *testing.T, backend *lab.Host) {
 	t.Helper()
-	// A client's packet comes out of the tunnel's device and is answered over eth0: a
-	// reverse path filter, of which the stricter of the device's and all's counts, drops it.
+	// A client's packet comes out of the tunnel's device and is answered over eth0: a reverse
+	// path filter, of which the stricter of the device's and all's counts, drops it.
 	err := errors.Join(backend.SetSysctl("net.ipv4.conf.all.rp_filter", "0"), backend.SetSysctl("net.ipv4.conf.default.rp_filter", "0"))
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +137,7 @@ func (b *bed) takeOffByKernel(t *testing.T, backend *lab.Host) {
 	}
 }
 
-// received is how many packets came out of a device, by backend.
+// received is the number of packets that came out of a device, by backend.
 func (b *bed) received(t *testing.T, device string) []uint64 {
 	t.Helper()
 	var counts []uint64
@@ -150,13 +151,13 @@ func (b *bed) received(t *testing.T, device string) []uint64 {
 	return counts
 }
 
-// outerSeen counts packets by how they were wrapped: "dsr-gue 4-in-6".
+// outerSeen counts packets by their outer headers: "dsr-gue 4-in-6".
 type outerSeen struct {
 	mu     sync.Mutex
 	counts map[string]int
 }
 
-// watchOuter counts what reaches the backends, until the bed is closed.
+// watchOuter counts the packets that reach the backends, until the bed is closed.
 func (b *bed) watchOuter(t *testing.T) *outerSeen {
 	t.Helper()
 	seen := &outerSeen{counts: map[string]int{}}
@@ -187,7 +188,8 @@ func (s *outerSeen) require(kind string) error {
 	return nil
 }
 
-// wrapping is how an untagged frame is wrapped, or "". It takes IP headers without options.
+// wrapping names the outer headers of an untagged frame, or "". It takes IP headers without
+// options.
 func wrapping(frame []byte) string {
 	const ethernet, ip4, ip6, udp = 14, 20, 40, 8
 	var outer string

@@ -10,9 +10,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Backends answer clients directly over a router with a narrow link behind it. Its "too big" goes to
-// the sender of what was too big, the VIP, and so to the balancer; the backend has to hear of it, or
-// the transfer stops.
+// TestPathMTUOfBackends: backends answer clients directly over a router with a narrow link behind
+// it. Its "too big" goes to the sender of the packet, the VIP, and so to the balancer; the backend
+// has to get it, or the transfer stops.
 //
 //	client ── narrow ── router ─┬─ switch ─┬─ b1
 //	                            │          └─ b2
@@ -21,7 +21,7 @@ func TestPathMTUOfBackends(t *testing.T) {
 	const services = 3 // dsr-l2, dsr-ipip and dsr-gue
 	for _, attach := range []string{"native", "generic", "tc"} {
 		for n, service := range directServices[:services] {
-			// A backend that has heard of the path's MTU once knows it for all services.
+			// A backend that has once learned the path's MTU knows it for all services.
 			t.Run(attach+"/"+service.name, func(t *testing.T) {
 				b := narrowDirectBed(t, services)
 				b.ownByHand(directVIPs(0), b.Backends...)
@@ -34,7 +34,8 @@ func TestPathMTUOfBackends(t *testing.T) {
 	}
 }
 
-// The same where the kernel's own tunnels take the errors off, as everything else.
+// TestPathMTUToKernelTunnels is the same with the kernel's own tunnels, which take the errors off
+// like other packets.
 func TestPathMTUToKernelTunnels(t *testing.T) {
 	for n, service := range kernelServices {
 		t.Run(service.forwarding+" over "+service.outer, func(t *testing.T) {
@@ -50,8 +51,8 @@ func TestPathMTUToKernelTunnels(t *testing.T) {
 	}
 }
 
-// hearsOfMTU requires that transfers in either direction complete, because the backend hears of the
-// path's MTU over the balancer.
+// hearsOfMTU requires that transfers in either direction complete, because the backend learns the
+// path's MTU through the balancer.
 func (b *bed) hearsOfMTU(t *testing.T, vips []netip.Addr) {
 	t.Helper()
 	client := b.Client.HTTPClient(false)

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// directWays are how packets get through to backends that answer clients themselves.
+// directWays are the ways of packets to backends that answer clients directly.
 var directWays = []struct {
 	layout    lab.Layout
 	attach    string
@@ -49,7 +49,7 @@ func both(h *lab.Host) []netip.Addr  { return []netip.Addr{h.Addr4(), h.Addr6()}
 func only4(h *lab.Host) []netip.Addr { return []netip.Addr{h.Addr4()} }
 func only6(h *lab.Host) []netip.Addr { return []netip.Addr{h.Addr6()} }
 
-// roomy lets 1500 bytes and any outer header through between balancer and backends.
+// roomy is an MTU with room for 1500 bytes and any outer header between balancer and backends.
 const roomy = 1600
 
 // directVIPs are the VIPs of service n.
@@ -91,7 +91,7 @@ func newDirectBed(t *testing.T, options lab.Options, services int) *bed {
 }
 
 // serveVIPs starts servers. UDP answers come from the address that a socket is bound to, so
-// each VIP has a socket of its own; it may be there before the VIP is.
+// each VIP has a socket of its own; it may exist before the VIP.
 func (b *bed) serveVIPs(backend *lab.Host, vips []netip.Addr) {
 	b.t.Helper()
 	err := errors.Join(backend.SetSysctl("net.ipv4.ip_nonlocal_bind", "1"), backend.SetSysctl("net.ipv6.ip_nonlocal_bind", "1"))
@@ -122,13 +122,13 @@ func (b *bed) ownByHand(vips []netip.Addr, backends ...*lab.Host) {
 	}
 }
 
-// decap runs `shunt decap` on backends for VIPs, and waits until it takes tunnels off.
+// decap runs `shunt decap` on backends for VIPs, and waits until it removes outer headers.
 func (b *bed) decap(vips []netip.Addr, backends ...*lab.Host) {
 	b.t.Helper()
 	b.decapFrom(vips, firstSources, backends...)
 }
 
-// decapFrom is decap of tunnels from these addresses.
+// decapFrom is decap for tunnels from these addresses.
 func (b *bed) decapFrom(vips []netip.Addr, from []netip.Prefix, backends ...*lab.Host) {
 	b.t.Helper()
 	var started []*process
@@ -169,7 +169,7 @@ func (b *bed) directFile(attach string, services int) string {
 	return text.String()
 }
 
-// uploadSize is how many bytes have to arrive unharmed for each service and family.
+// uploadSize is the number of bytes of each service's and family's upload.
 func uploadSize() int64 {
 	if soak {
 		return 100 << 20
@@ -177,8 +177,8 @@ func uploadSize() int64 {
 	return size(1, 1)
 }
 
-// Each forwarding of direct return, over both families and between them, TCP and UDP: the
-// backend sees the client and the VIP, and its answer comes without the balancer.
+// TestDirect covers each forwarding of direct return, over both families and between them, TCP
+// and UDP: the backend sees the client and the VIP, and its answer comes without the balancer.
 func TestDirect(t *testing.T) {
 	for _, way := range directWays {
 		name := fmt.Sprintf("%s/%s", way.layout, way.attach)
@@ -220,7 +220,7 @@ func TestDirect(t *testing.T) {
 	}
 }
 
-// answersDirectly asks until all backends have answered, over TCP and UDP.
+// answersDirectly sends requests until all backends have answered, over TCP and UDP.
 func (b *bed) answersDirectly(t *testing.T, vip netip.Addr) {
 	t.Helper()
 	const requests = 20 // all to one of two backends: once in 2^19 runs
@@ -250,8 +250,8 @@ func (b *bed) answersDirectly(t *testing.T, vip netip.Addr) {
 	}
 }
 
-// watchBackwards counts what is sent to the balancer from a VIP; call the result to have it
-// looked at. An IPv6 neighbour or ARP message is none of that.
+// watchBackwards counts packets to the balancer from a VIP; verify checks that there were
+// none. IPv6 neighbour and ARP messages do not count.
 func (b *bed) watchBackwards(t *testing.T) (verify func()) {
 	t.Helper()
 	interfaces := b.Balancer.Interfaces()
@@ -315,8 +315,8 @@ func isVIP(a netip.Addr) bool {
 	return netip.MustParsePrefix("192.0.2.0/24").Contains(a) || netip.MustParsePrefix("2001:db8::/64").Contains(a)
 }
 
-// nothingWentWrongDirectly looks for drops that an undisturbed network has no reason for,
-// and for answers that went over the balancer.
+// nothingWentWrongDirectly checks for drops that an undisturbed network has no reason for, and
+// for answers that went over the balancer.
 func (b *bed) nothingWentWrongDirectly(t *testing.T, unfinished bool) {
 	t.Helper()
 	s := b.status()
@@ -347,9 +347,9 @@ func largest(vip netip.Addr) []byte {
 	return make([]byte, 1500-40-8)
 }
 
-// A network with room for the outer header lets the clients' largest packets through. One
-// without it lets small ones through, and the others are counted. (TestDirect's uploads show
-// that 1600 bytes are enough for all.)
+// TestDirectMTU: a network with room for the outer header lets the clients' largest packets
+// through. One without it lets small ones through, and the others are counted. (TestDirect's
+// uploads show that 1600 bytes are enough for all.)
 func TestDirectMTU(t *testing.T) {
 	const services = 3 // one of each forwarding
 	// No room, and just enough for IPIP over IPv4.
@@ -388,7 +388,7 @@ func (b *bed) largeAndSmall(t *testing.T, vip netip.Addr, fits bool, name string
 		}
 		return
 	}
-	tooBig := func() uint64 { // its sender may be told, which has then to make fragments of it
+	tooBig := func() uint64 { // its sender may be told, and then has to make fragments of it
 		reasons := b.status().Reasons
 		return reasons["too_big"].Packets + reasons["too_big_answered"].Packets
 	}

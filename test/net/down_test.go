@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// With direct return, connections outlive that their backend goes down and comes back, before and
-// after its slots have settled, and so do the connections that others got meanwhile.
+// TestDownAndBackWithDirectReturn: with direct return, connections outlive the time when their
+// backend is down, before and after its slots have settled, and so do the connections that other
+// backends got meanwhile.
 func TestDownAndBackWithDirectReturn(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(map[bool]string{false: "in transition", true: "when all is settled"}[late], func(t *testing.T) {
@@ -30,7 +31,7 @@ func TestDownAndBackWithDirectReturn(t *testing.T) {
 			next := func(health string) {
 				t.Helper()
 				b.set(t, "health", "b2", health)
-				if !late { // else it may have settled by now
+				if !late { // otherwise it may have settled by now
 					b.unsettled(t)
 				}
 				check("b2 is "+health, before)

@@ -17,8 +17,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// churn is load that tells what a change may do to it from what it may not: TCP connections
-// that stay, new ones, UDP sockets that stay, and new ones, without a pause.
+// churn is load that tells the allowed effects of a change from others: TCP connections that stay, new
+// ones, UDP sockets that stay, and new ones, without a pause.
 type churn struct {
 	bed  *bed
 	ctx  context.Context //nolint:containedctx // of the workers
@@ -28,19 +28,19 @@ type churn struct {
 	mu       sync.Mutex
 	failed   []error
 	requests int
-	moved    int // UDP sockets that were answered by another backend than before, as they may
+	moved    int // UDP sockets with an allowed change of their backend
 	ended    int // connections that ended with their backend
 	// removed backends end their connections; backends that leave or drain let UDP sockets move.
 	removed, leaving map[string]bool
-	// returned is when one that had been removed was there again. A connection of the time before may
-	// have hung until then: where another backend still has the tuple in TIME-WAIT, of a connection
-	// that it closed first, it answers with no reset (RFC 9293, 3.10.7.4).
+	// returned is the time when a removed backend came back. An earlier connection may have hung until
+	// then: if another backend still has the tuple in TIME-WAIT, from a connection that it closed
+	// first, it sends no reset (RFC 9293, 3.10.7.4).
 	returned map[string]time.Time
-	// closed to new flows, since when.
+	// closed has the backends closed to new flows, and the time.
 	closed map[string]time.Time
 	// A new flow from before the end of a removal may be with the removed backend.
 	removedAt time.Time
-	sessions  map[*session]int // how often each was asked
+	sessions  map[*session]int // requests of each
 	sockets   map[netip.Addr][]*socket
 	// The last use of a client's port, by protocol and port.
 	used map[string]use
@@ -50,8 +50,8 @@ type churn struct {
 type use struct {
 	backend string
 	at      time.Time
-	// The balancer has not seen its end: that of a UDP flow, and of a connection that a backend reset.
-	// To it, another flow from the port is no new one.
+	// The balancer has not seen its end: a UDP flow, or a connection that a backend reset. To the
+	// balancer, another flow from the port is no new one.
 	open bool
 }
 
@@ -91,7 +91,7 @@ func (b *bed) newChurn(t *testing.T, vips []netip.Addr, count int) *churn {
 	return c
 }
 
-// count notes a request, and what was wrong with it.
+// count notes a request, and its error.
 func (c *churn) count(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,7 +101,7 @@ func (c *churn) count(err error) {
 	}
 }
 
-// sessionPace is how often a connection is asked: much more often than the settle time ends.
+// sessionPace is the interval of a connection's requests: much shorter than the settle time.
 const sessionPace = 200 * time.Millisecond
 
 // more opens connections and sockets that stay.
@@ -148,7 +148,7 @@ func (b *bed) session(t *testing.T, address string) (*session, error) {
 	return s, err
 }
 
-// askSession reports whether the connection is to be asked again.
+// askSession reports whether the connection may send another request.
 func (c *churn) askSession(s *session) (alive bool) {
 	begin := time.Now()
 	err := c.bed.alive(s)
@@ -193,7 +193,7 @@ func (c *churn) askSocket(vip netip.Addr, n int) error {
 	return nil
 }
 
-// askAnew asks from a socket of its own.
+// askAnew sends a request from a socket of its own.
 func (c *churn) askAnew(network string, ask func() (lab.Answer, error)) error {
 	begin := time.Now()
 	answer, err := ask()
@@ -217,8 +217,7 @@ func (c *churn) askAnew(network string, ask func() (lab.Answer, error)) error {
 	return nil
 }
 
-// closing calls a change after which a backend gets no new flows, and whose UDP sockets may
-// move.
+// closing calls a change after which a backend gets no new flows, and its UDP sockets may move.
 func (c *churn) closing(backend string, change func()) {
 	c.mu.Lock()
 	c.leaving[backend] = true
@@ -244,7 +243,7 @@ func (c *churn) opening(backend string, change func()) {
 	c.mu.Unlock()
 }
 
-// removing calls a change that takes a backend and its connections away.
+// removing calls a change that removes a backend and its connections.
 func (c *churn) removing(backend string, change func()) {
 	c.mu.Lock()
 	c.removed[backend] = true
@@ -256,7 +255,7 @@ func (c *churn) removing(backend string, change func()) {
 	c.mu.Unlock()
 }
 
-// left is how many UDP sockets a backend answers.
+// left is the number of UDP sockets that a backend answers.
 func (c *churn) left(backend string) (count int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -270,9 +269,9 @@ func (c *churn) left(backend string) (count int) {
 	return count
 }
 
-// round waits until every connection and socket has been asked again. That takes an answerTimeout,
-// longer than slots are in transition, where a connection ends with its backend and the backend that
-// gets its packets has had one from the same port: in TIME-WAIT it does not reset, it acknowledges.
+// round waits until every connection and socket has had a request again. That takes an answerTimeout,
+// longer than slots are in transition, if a connection ends with its backend and the backend that gets
+// its packets has had one from the same port: in TIME-WAIT it does not reset, it acknowledges.
 func (c *churn) round(t *testing.T) {
 	t.Helper()
 	asked := func() (sessions map[*session]int, sockets map[*socket]int) {
@@ -287,7 +286,7 @@ func (c *churn) round(t *testing.T) {
 		return maps.Clone(c.sessions), sockets
 	}
 	sessions, sockets := asked()
-	// The second time is begun after now.
+	// The second request begins after now.
 	eventually(t, 3*answerTimeout, "a round of requests", func() error {
 		nowSessions, nowSockets := asked()
 		for s, before := range sessions {
@@ -304,7 +303,7 @@ func (c *churn) round(t *testing.T) {
 	})
 }
 
-// end stops, and fails the test for what nothing excuses.
+// end stops the load, and fails the test for every unexcused error.
 func (c *churn) end(t *testing.T) {
 	t.Helper()
 	c.stop()
@@ -337,8 +336,7 @@ func (b *bed) settled(t *testing.T, timeout time.Duration) {
 	})
 }
 
-// unsettled requires that the status shows slots in transition at once, without which a test
-// proves little.
+// unsettled requires that the status shows slots in transition now; otherwise a test proves little.
 func (b *bed) unsettled(t *testing.T) {
 	t.Helper()
 	switch s := b.status(); {
@@ -353,7 +351,7 @@ func (b *bed) unsettled(t *testing.T) {
 // TCP 80 and UDP 53. Each backend is a line of YAML's flow style.
 func (b *bed) one(forwarding, more string, backends ...string) string {
 	var text strings.Builder
-	// Enough remembered ones that their budget is above what this machine's client can open.
+	// Enough remembered flows that their budget exceeds the flows that this machine's client can open.
 	text.WriteString("limits: {flows: 20000, remembered: 2000000}\n" + more + "interfaces:\n")
 	for _, i := range b.Balancer.Interfaces() {
 		fmt.Fprintf(&text, "  - {name: %s, attach: native}\n", i.Name)
@@ -370,18 +368,18 @@ func (b *bed) one(forwarding, more string, backends ...string) string {
 	return text.String()
 }
 
-// settle is short, yet long enough for every connection to be busy in it, and for a test to
-// find slots in transition after its commands: on a loaded machine each takes a second.
+// settle is short, yet long enough for every connection to be busy in it, and for a test to find slots
+// in transition after its commands: on a loaded machine each takes a second.
 func settle() string { return fmt.Sprintf("timeouts: {settle: %s}\n", patience*8*time.Second) }
 
-// line is a backend of dsr-*, or of NAT where the servers have the services' ports.
+// line is a backend of dsr-*, or of NAT if the servers have the services' ports.
 func line(address netip.Addr, more ...string) string {
 	return strings.Join(append([]string{fmt.Sprintf("address: %q", address)}, more...), ", ")
 }
 
-// Backends come, go, drain and change their weights, and the daemon is killed, in the middle of
-// transitions and while connections and UDP sockets are busy: only what was with a removed
-// backend ends, and only UDP sockets of backends that drain or go move.
+// TestChangesUnderLoad: backends come, go, drain and change their weights, and the daemon is killed,
+// in the middle of transitions and while connections and UDP sockets are busy: only connections to a
+// removed backend end, and only UDP sockets of backends that drain or go move.
 func TestChangesUnderLoad(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy, Backends: 4}, 2)
 	vips := slices.Concat(directVIPs(0), directVIPs(1))
@@ -414,7 +412,7 @@ func TestChangesUnderLoad(t *testing.T) {
 	}
 }
 
-// churnCount is how many connections and sockets are opened to each VIP in settled times.
+// churnCount is the number of connections and of sockets to each VIP while no slot is in transition.
 const churnCount = 12
 
 // again kills the daemon in the middle of a transition and starts it anew.
@@ -422,9 +420,9 @@ func (c *churn) again(t *testing.T, vips []netip.Addr) {
 	t.Helper()
 	c.bed.unsettled(t)
 	c.bed.kill()
-	c.more(t, vips, 2) // nobody watches, and slots are in transition
+	c.more(t, vips, 2) // without a daemon, with slots in transition
 	c.bed.start()
-	c.bed.unsettled(t) // each has the whole settle time anew
+	c.bed.unsettled(t) // each has the whole settle time again
 	c.round(t)
 }
 
@@ -447,7 +445,7 @@ func (c *churn) cycle(t *testing.T, vips []netip.Addr, file func(weights ...int)
 	c.more(t, vips, 2)
 	b.settled(t, 60*time.Second)
 	b.kill()
-	b.start() // nothing is in transition now, and nothing is to be
+	b.start() // no slot is in transition now, and none may enter one
 	c.round(t)
 
 	c.removing("b4", func() { b.reload(file(1, 1, 3)) })
@@ -508,7 +506,7 @@ type listed struct {
 	Services []string
 	Slots    int
 	Health   []struct{ Service, State string }
-	// Of what `overrides` has.
+	// The fields of `overrides`.
 	Overrides []struct {
 		Kind            string
 		Since, Deadline time.Time
@@ -533,7 +531,7 @@ func (b *bed) list(t *testing.T) map[string]listed {
 	return found
 }
 
-// fresh is who answers new connections and datagrams to a VIP.
+// fresh counts the backends that answer new connections and datagrams to a VIP.
 func (b *bed) fresh(t *testing.T, vip netip.Addr) map[string]int {
 	t.Helper()
 	const requests = 24 // none to one of three backends: once in 17,000 runs
@@ -554,8 +552,8 @@ func (b *bed) fresh(t *testing.T, vip netip.Addr) map[string]int {
 	return seen
 }
 
-// drainBed is a bed of three backends that two services share, and its configuration. NAT
-// has backends of both families; the tunnel's lead over IPv6 alone.
+// drainBed is a bed of three backends that two services share, and its configuration. NAT has backends
+// of both families; the tunnel's lead over IPv6 alone.
 func drainBed(t *testing.T, forwarding string) (b *bed, file func(more ...string) string, addresses []netip.Addr) {
 	t.Helper()
 	b = newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy, Backends: 3}, 2)
@@ -587,8 +585,8 @@ func drainBed(t *testing.T, forwarding string) (b *bed, file func(more ...string
 	return b, file, addresses
 }
 
-// An operator drains a backend: no new flows for it in any of its services, the existing ones
-// go on until they end or are given up, whatever happens to the daemon.
+// TestDrain: an operator drains a backend. It gets no new flows in any of its services; the existing
+// ones go on until they end or are given up, also without the daemon.
 func TestDrain(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {
@@ -649,7 +647,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// sessionsOf opens connections to a VIP, some of which are with each backend.
+// sessionsOf opens connections to a VIP, with some to each backend.
 func (b *bed) sessionsOf(t *testing.T, vip netip.Addr, count int) []*session {
 	t.Helper()
 	var all []*session
@@ -663,7 +661,7 @@ func (b *bed) sessionsOf(t *testing.T, vip netip.Addr, count int) []*session {
 	return all
 }
 
-// sessionsWith opens so many, and more until one is with the backend, which chance decides.
+// sessionsWith opens so many, and more until one is with the backend, because chance decides.
 func (b *bed) sessionsWith(t *testing.T, vip netip.Addr, count int, backend string) []*session {
 	t.Helper()
 	all := b.sessionsOf(t, vip, count)
@@ -677,7 +675,7 @@ func (b *bed) sessionsWith(t *testing.T, vip netip.Addr, count int, backend stri
 	return nil
 }
 
-// refusals are command lines that make no sense, and what is said about them.
+// refusals runs wrong command lines, and checks their messages.
 func (b *bed) refusals(t *testing.T) {
 	t.Helper()
 	for _, r := range []struct {
@@ -724,8 +722,8 @@ func with(backend string, sessions []*session) (with, others []*session) {
 	return with, others
 }
 
-// waitInVain drains with a deadline that comes while connections are busy: exit code 3, and
-// they are given up then.
+// waitInVain drains with a deadline that comes while connections are busy: exit code 3, and then they
+// are given up.
 func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 	t.Helper()
 	busy, others := with("b2", sessions)
@@ -737,7 +735,7 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 	b.others = append(b.others, p)
 	for running := true; running; {
 		for _, s := range busy {
-			// Late requests may be answered by another backend already, with a reset.
+			// Another backend may answer late requests already, with a reset.
 			if err := b.alive(s); err != nil && time.Since(begin) < 3*time.Second {
 				t.Fatalf("before the deadline: %v", err)
 			}
@@ -745,7 +743,7 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 		select {
 		case <-p.ended:
 			running = false
-		case <-time.After(20 * time.Millisecond): // idle is a hundred times as long
+		case <-time.After(20 * time.Millisecond): // a hundredth of the idle time
 		}
 	}
 	if code := p.command.ProcessState.ExitCode(); code != 3 || time.Since(begin) < 3*time.Second || !strings.Contains(p.log(), "shunt gives up its flows now") {
@@ -770,8 +768,8 @@ func (b *bed) waitInVain(t *testing.T, sessions []*session, drained string) {
 	b.others = slices.DeleteFunc(b.others, func(x *process) bool { return x == p })
 }
 
-// Two services with different weights for a backend are independent: 0 in one of them is
-// that one's alone.
+// TestWeightOfOneService: the weights of a backend in two services are independent: 0 in one of them
+// holds for that service alone.
 func TestWeightOfOneService(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {

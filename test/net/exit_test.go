@@ -19,8 +19,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// `run --on-exit keep`: one daemon after the other, and nothing fails for anybody, as after
-// kill -9. What is said about it, is true.
+// TestKeepOnExit: `run --on-exit keep`, one daemon after the other. No flow fails, as after kill -9, and the messages
+// about it are true.
 func TestKeepOnExit(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {
@@ -83,8 +83,8 @@ func exitBed(t *testing.T, forwarding string) (*bed, []netip.Addr) {
 	return b, directVIPs(0)
 }
 
-// `run --on-exit drain`: new connections are refused, open ones go on. When they
-// have ended, so does the daemon, and nothing is left.
+// TestDrainOnExit: `run --on-exit drain`. New connections are refused, open ones go on. When they have ended, so does
+// the daemon, and nothing is left.
 func TestDrainOnExit(t *testing.T) {
 	b, vips := exitBed(t, "nat")
 	before := b.traces(t)
@@ -111,7 +111,7 @@ func TestDrainOnExit(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// Connections that have not ended at the timeout are given up; with direct return too.
+// TestDrainTimeout: connections that have not ended at the timeout are given up; with direct return too.
 func TestDrainTimeout(t *testing.T) {
 	for _, forwarding := range []string{"nat", "dsr-ipip"} {
 		t.Run(forwarding, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestDrainTimeout(t *testing.T) {
 	}
 }
 
-// stopDraining sends SIGTERM and waits until no new flows are taken.
+// stopDraining sends SIGTERM and waits until the daemon takes no new flows.
 func (b *bed) stopDraining(t *testing.T) {
 	t.Helper()
 	if err := b.daemon.command.Process.Signal(syscall.SIGTERM); err != nil {
@@ -141,7 +141,7 @@ func (b *bed) stopDraining(t *testing.T) {
 	b.awaits(b.daemon, "draining: no new flows from now on")
 }
 
-// endsByItself waits for the daemon's end, which is in order, and for words in its log.
+// endsByItself waits for the daemon's orderly end, and for words in its log.
 func (b *bed) endsByItself(t *testing.T, says string) {
 	t.Helper()
 	requireEnd(t, b.daemon, says)
@@ -159,8 +159,8 @@ func requireEnd(t *testing.T, daemon *process, says string) {
 	}
 }
 
-// SIGINT detaches whatever --on-exit says, also in the middle of a drain, where SIGTERM
-// changes nothing any more.
+// TestInterruptDetaches: SIGINT detaches with any --on-exit, also in the middle of a drain, where SIGTERM changes
+// nothing any more.
 func TestInterruptDetaches(t *testing.T) {
 	b, _ := exitBed(t, "nat")
 	before := b.traces(t)
@@ -187,8 +187,8 @@ func TestInterruptDetaches(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// Interrupts that come together are one, by whichever way they came: nothing is left. One that comes later does
-// not wait for anything, and leaves what there is.
+// TestSeveralInterrupts: interrupts at the same time count as one, in whichever way they came: nothing is left. A later
+// one does not wait, and leaves the rest.
 func TestSeveralInterrupts(t *testing.T) {
 	b, _ := exitBed(t, "nat")
 	before := b.traces(t)
@@ -221,7 +221,7 @@ func TestSeveralInterrupts(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, patience*10*time.Second, "a reload that waits for the lock", func() error {
-		locks, err := os.ReadFile("/proc/locks") // proc_locks(5): who waits has an arrow
+		locks, err := os.ReadFile("/proc/locks") // proc_locks(5): a waiting process has an arrow
 		if err == nil && !regexp.MustCompile(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE +%d `, b.daemon.command.Process.Pid)).Match(locks) {
 			err = fmt.Errorf("the locks are\n%s", locks)
 		}
@@ -234,7 +234,7 @@ func TestSeveralInterrupts(t *testing.T) {
 	}
 }
 
-// Forwarding on lo is as it was before when the last instance has gone, and not earlier.
+// TestLoopbackIsSharedByInstances: forwarding on lo is restored when the last instance has gone, and not earlier.
 func TestLoopbackIsSharedByInstances(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	before := b.traces(t)
@@ -253,7 +253,7 @@ func TestLoopbackIsSharedByInstances(t *testing.T) {
 		b.awaits(p, "msg=running")
 		all = append(all, p)
 	}
-	// As `sysctl --system` does it with net.ipv4.ip_forward and net.ipv6.conf.all.forwarding.
+	// As `sysctl --system` does with net.ipv4.ip_forward and net.ipv6.conf.all.forwarding.
 	for _, on := range []bool{true, false} {
 		if err := b.Balancer.SetForwarding(on); err != nil {
 			t.Fatal(err)
@@ -280,7 +280,7 @@ func TestLoopbackIsSharedByInstances(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// `shunt detach` has a daemon detach whatever --on-exit says, in the middle of a drain too. When
+// TestDetachAsksTheDaemon: `shunt detach` makes a daemon detach with any --on-exit, in the middle of a drain too. When
 // it returns, nothing is left and the next daemon may start.
 func TestDetachAsksTheDaemon(t *testing.T) {
 	b, _ := exitBed(t, "nat")
@@ -331,7 +331,7 @@ func TestDetachAsksTheDaemon(t *testing.T) {
 	}
 }
 
-// Root alone removes what a daemon has left, and the message says so.
+// TestDetachNeedsRootWithoutADaemon: only root removes the state that a daemon has left, and the message says so.
 func TestDetachNeedsRootWithoutADaemon(t *testing.T) {
 	b, _ := exitBed(t, "nat")
 	b.start("--on-exit", "keep")
@@ -346,7 +346,7 @@ func TestDetachNeedsRootWithoutADaemon(t *testing.T) {
 	}
 }
 
-// forEverybody copies a program to where every user may run it.
+// forEverybody copies a program to a folder where every user may run it.
 func forEverybody(t *testing.T, program string) string {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "shunt-everybody")
@@ -355,8 +355,8 @@ func forEverybody(t *testing.T, program string) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	path := filepath.Join(folder, "shunt")
-	// By a process: what this one has open for writing, programs that other tests start have open for a moment, too, and
-	// then it cannot be executed (ETXTBSY).
+	// By a process: programs that other tests start inherit this process's open files for a moment, and a file open for
+	// writing cannot be executed (ETXTBSY).
 	out, err := exec.Command("install", "-m", "755", program, path).CombinedOutput()
 	if err := errors.Join(err, os.Chmod(folder, 0o755)); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -19,18 +19,18 @@ import (
 )
 
 // A shunt process with fleetVariable, "SERVICESxBACKENDS", has a source with that many services of that many backends
-// each, which changes one of them again and again, and says what a change costs the process.
+// each, which changes one of them again and again, and prints the cost of a change for the process.
 const fleetVariable = "SHUNT_NET_FLEET"
 
-// fleetChanges is how many changes are measured together.
+// fleetChanges is the number of changes that are measured together.
 const fleetChanges = 40
 
-// fleetNetwork is where the backends are. Many share an address, as the containers of a pod do, and none a port there.
+// fleetNetwork has the backends' addresses. Many share an address, as the containers of a pod do, but no port.
 var fleetNetwork = netip.MustParsePrefix("10.99.0.0/16")
 
 const fleetAddresses = 1000
 
-// fleetOf is one of the services of a fleet. version is how often its last backend has been replaced.
+// fleetOf is one of the services of a fleet. version is the number of replacements of its last backend.
 func fleetOf(service, backends, version int) model.Service {
 	s := model.Service{
 		Name: fmt.Sprintf("fleet-%05d", service), Forwarding: model.ForwardingNAT, Announce: model.AnnounceNone, TableSize: 1021,
@@ -104,8 +104,8 @@ func cpuUsed() time.Duration {
 }
 
 // TestFleet: a source changes one of many services, its weights, its backends and the service itself, and the maps
-// follow. It prints what a change costs the daemon, from the source to the kernel's maps; SHUNT_NET_FLEET=10000x100 is
-// for measuring.
+// follow. It prints the cost of a change for the daemon, from the source to the kernel's maps;
+// SHUNT_NET_FLEET=10000x100 is for measuring.
 func TestFleet(t *testing.T) {
 	fleet := os.Getenv(fleetVariable)
 	patience, limits := 30*time.Second, "flows: 10000"

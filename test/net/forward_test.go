@@ -11,8 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// ways are how packets can get through: where the balancer stands, how the program is
-// attached, and what is rewritten.
+// ways are the combinations of the balancer's place, the program's attachment and the rewriting.
 var ways = []struct {
 	layout             lab.Layout
 	attach, forwarding string
@@ -29,7 +28,8 @@ var ways = []struct {
 	{lab.TwoArm, "tc", "nat-destination"},
 }
 
-// transferSize is how many bytes have to arrive unharmed in each direction, family and way.
+// transferSize is the number of bytes that have to arrive unharmed in each direction, family and
+// way.
 func transferSize() int64 {
 	if soak {
 		return 100 << 20
@@ -37,8 +37,8 @@ func transferSize() int64 {
 	return size(4, 2)
 }
 
-// TCP and UDP over both families reach every backend in every way, with checksum offload
-// on at clients and backends, and so do ranges of ports and `any`.
+// TestForward: TCP and UDP over both families reach every backend in every way, with checksum
+// offload on at clients and backends, and so do ranges of ports and `any`.
 func TestForward(t *testing.T) {
 	for _, way := range ways {
 		t.Run(fmt.Sprintf("%s/%s/%s", way.layout, way.attach, way.forwarding), func(t *testing.T) {
@@ -67,8 +67,8 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// completesInSoftware lets the balancer's kernel fill in open checksums and cut segments itself, as
-// it leaves. A veth would hand both on undone, and its receiver believe them.
+// completesInSoftware makes the balancer's kernel complete open checksums and cut segments itself,
+// before they leave. A veth would hand both on undone, and its receiver would accept them.
 func (b *bed) completesInSoftware(t *testing.T) {
 	t.Helper()
 	for _, i := range b.Balancer.Interfaces() {
@@ -78,7 +78,7 @@ func (b *bed) completesInSoftware(t *testing.T) {
 	}
 }
 
-// isMode is whether an attach mode becomes a mode.
+// isMode reports whether an attach setting may become this mode.
 func isMode(mode, attach string) bool {
 	if attach == "tc" {
 		return mode == "tcx" || mode == "clsact" // Linux 6.6, and before
@@ -94,7 +94,8 @@ func (b *bed) wide() string {
 		fmt.Sprintf(service, "any", after4.Next(), after6.Next(), "any", b.backends(nil, 0))
 }
 
-// everyBackendAnswers asks until all have, and looks at whom the backend saw.
+// everyBackendAnswers sends requests until all have answered, and checks the client address that
+// the backend saw.
 func (b *bed) everyBackendAnswers(t *testing.T, vip netip.Addr, forwarding string) {
 	t.Helper()
 	const requests = 40 // all to one of two backends: once in 2^39 runs
@@ -139,8 +140,8 @@ func (b *bed) portsArrive(t *testing.T, vip netip.Addr, port uint16) {
 	}
 }
 
-// datagramsOfEverySize sends payloads of odd and even sizes, with sums of all kinds, up to
-// what fits a frame with the longer answer.
+// datagramsOfEverySize sends payloads of odd and even sizes, with sums of all kinds, up to the size
+// at which the longer answer fits a frame.
 func (b *bed) datagramsOfEverySize(t *testing.T, address string) {
 	t.Helper()
 	conn, err := b.Client.Dial(within(t, answerTimeout), "udp", address)
@@ -172,7 +173,7 @@ func (b *bed) transfer(t *testing.T, address string) {
 	t.Logf("%d MB down in %s, up in %s", transferSize()>>20, half.Sub(begin).Round(time.Millisecond), time.Since(half).Round(time.Millisecond))
 }
 
-// nothingWentWrong looks for drops that an undisturbed network has no reason for.
+// nothingWentWrong checks for drops that an undisturbed network has no reason for.
 func (b *bed) nothingWentWrong(t *testing.T, attach string) {
 	t.Helper()
 	s := b.status()
@@ -182,7 +183,7 @@ func (b *bed) nothingWentWrong(t *testing.T, attach string) {
 			t.Errorf("%d packets with reason %s", c.Packets, reason)
 		}
 	}
-	// At tc the kernel says which checksum is still open, and none is completed by us.
+	// At tc the kernel knows which checksums are still open, and our program completes none.
 	if completed := s.Reasons["checksum_completed"].Packets; attach == "tc" && completed != 0 {
 		t.Errorf("%d checksums were completed at tc", completed)
 	} else if attach != "tc" && completed == 0 {

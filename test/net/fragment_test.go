@@ -11,7 +11,7 @@ import (
 )
 
 // fragmented sends datagrams that take several packets, each way, from sockets that go to all
-// backends, and looks whether the balancer has seen them so.
+// backends, and checks that the balancer has seen fragments.
 func (b *bed) fragmented(t *testing.T, vip netip.Addr) {
 	t.Helper()
 	followed := func() uint64 { return b.status().Reasons["fragment_followed"].Packets }
@@ -60,7 +60,8 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// TestFragmentsDirectly: the same with direct return, where the answers do not come by.
+// TestFragmentsDirectly: the same with direct return, where the answers do not pass the
+// balancer.
 func TestFragmentsDirectly(t *testing.T) {
 	const services = 3 // one of each forwarding
 	for _, attach := range []string{"native", "generic", "tc"} {

@@ -37,7 +37,7 @@ func (b *bed) checkedDirectFile(attach string) string {
 
 const httpsPort, grpcPort = 443, 50051
 
-// serveChecks starts a server for HTTPS, and one for gRPC that says that it serves.
+// serveChecks starts a server for HTTPS, and one for gRPC that reports SERVING.
 func serveChecks(t *testing.T, backends ...*lab.Host) {
 	t.Helper()
 	serving := connect.NewUnaryHandler("/grpc.health.v1.Health/Check",
@@ -51,7 +51,7 @@ func serveChecks(t *testing.T, backends ...*lab.Host) {
 				t.Fatal(err)
 			}
 			server := httptest.NewUnstartedServer(handler)
-			_ = server.Listener.Close() // the one of the test's own namespace
+			_ = server.Listener.Close() // the listener of the test's own namespace
 			server.Listener = listener
 			if port == httpsPort {
 				server.StartTLS()
@@ -105,8 +105,8 @@ func tunnelled() (tunnelled []string, plain []string) {
 }
 
 // TestHealthWithDirectReturn: a check takes the path of clients' packets, with every forwarding, in both families and
-// between them. A backend that does not unwrap is down, though it answers at its own address; one that
-// does not have the VIP is, too. What the checks need is gone with the daemon.
+// between them. A backend that does not unwrap is down, though it answers at its own address; so is one without the
+// VIP. The devices and rules of the checks are gone with the daemon.
 func TestHealthWithDirectReturn(t *testing.T) {
 	for _, way := range []struct {
 		layout    lab.Layout
@@ -168,7 +168,7 @@ func TestHealthWithDirectReturn(t *testing.T) {
 }
 
 // TestHealthWithDirectReturnGoesAstray: a check that does not reach the program says nothing about the backend.
-// Devices and rules that somebody has deleted are made again; after a kill none is made twice, and detach finds them.
+// Deleted devices and rules are made again; after a kill none is made twice, and detach finds them.
 func TestHealthWithDirectReturnGoesAstray(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, MTU: roomy}, len(directServices))
 	before := b.traces(t)
@@ -233,7 +233,7 @@ func TestHealthWithDirectReturnGoesAstray(t *testing.T) {
 		return nil
 	})
 
-	// The kernel of a host that has the VIP answers by itself.
+	// The kernel of a host with the VIP answers by itself.
 	for _, vip := range directVIPs(0) {
 		if err := b.Balancer.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())); err != nil {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 // manyRange has the addresses of many backends, which one host has.
 var manyRange = netip.MustParsePrefix("10.32.0.0/24")
 
-// manyAddresses are those of the backends.
+// manyAddresses returns the backends' addresses.
 func manyAddresses() (all []netip.Addr) {
 	for a := manyRange.Addr(); len(all) < 100; all = append(all, a) {
 		a = a.Next()
@@ -37,7 +37,7 @@ func (b *bed) manyFile(services int, forwarding string) string {
 	return text.String()
 }
 
-// TestManyChecks: all checks are made, with NAT and with direct return, and what they cost is told. 5,000 of them take
+// TestManyChecks: all checks are made, with NAT and with direct return, and their cost is reported. 5,000 of them take
 // two minutes, with SHUNT_SOAK.
 func TestManyChecks(t *testing.T) {
 	services, duration := 3, 3*time.Second
@@ -71,7 +71,7 @@ func TestManyChecks(t *testing.T) {
 	}
 }
 
-// checksMany has the daemon check so many backends for a while, and tells what that took.
+// checksMany makes the daemon check so many backends for a while, and reports the cost.
 func (b *bed) checksMany(t *testing.T, backends int, duration time.Duration) string {
 	t.Helper()
 	eventually(t, time.Minute, "all backends are up", func() error {

@@ -14,11 +14,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// healthPort is where backends say that they are well, apart from what they serve.
+// healthPort is the port for health checks of the backends, apart from their services.
 const healthPort = 9000
 
-// wells are the servers at healthPort, by backend. Closing one makes its backend fail its checks
-// and go on serving.
+// wells are the servers at healthPort, by backend. When one is closed, its backend fails its checks but goes
+// on serving.
 type wells map[*lab.Host]*lab.HTTPServer
 
 func (w wells) open(t *testing.T, backends ...*lab.Host) {
@@ -39,7 +39,7 @@ func (w wells) shut(t *testing.T, backend *lab.Host) {
 	}
 }
 
-// healthBed has two backends that are well.
+// healthBed has two healthy backends.
 func healthBed(t *testing.T) (*bed, wells) {
 	t.Helper()
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
@@ -48,7 +48,7 @@ func healthBed(t *testing.T) (*bed, wells) {
 	return b, w
 }
 
-// quickChecks is how often the tests' backends are checked, and what their results decide.
+// quickChecks is the interval of the tests' checks, and the number of results that change a state.
 func quickChecks() string {
 	every := 400 * time.Millisecond * patience // much less, and a busy machine alone makes checks fail
 	return fmt.Sprintf("interval: %s, timeout: %s, fall: 2, rise: 2", every, every)
@@ -105,7 +105,7 @@ func (b *bed) isServedAt(t *testing.T, port uint16, when string, by ...*lab.Host
 	}
 }
 
-// logged waits until the daemon has said something so many times.
+// logged waits until the daemon has logged a text so many times.
 func (b *bed) logged(t *testing.T, text string, times int) {
 	t.Helper()
 	eventually(t, 20*time.Second, fmt.Sprintf("%q in the log", text), func() error {
@@ -191,7 +191,7 @@ func TestHealth(t *testing.T) {
 	b.isTheLastResort(t, w)
 }
 
-// isTheLastResort has all backends go down: clients are refused, and with panic all serve.
+// isTheLastResort takes all backends down: clients are refused, and with panic all serve.
 func (b *bed) isTheLastResort(t *testing.T, w wells) {
 	t.Helper()
 	one, two := b.Backends[0], b.Backends[1]
@@ -228,7 +228,7 @@ func (b *bed) isTheLastResort(t *testing.T, w wells) {
 	b.isServed(t, "with both up again", one, two)
 }
 
-// who asks over the socket who is at its other end.
+// who asks the server at the other end of the socket for its name.
 func (s *socket) who() (string, error) {
 	if err := s.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return "", err
@@ -242,7 +242,7 @@ func (s *socket) who() (string, error) {
 	return name, err
 }
 
-// healthShown compares what `backend list` and `status` say of a backend.
+// healthShown compares a backend's state in `backend list` and `status`.
 func (b *bed) healthShown(t *testing.T, backend *lab.Host, state, cause string) {
 	t.Helper()
 	where := at(backend.Addr4(), 8080)
@@ -279,8 +279,8 @@ func (b *bed) downEverywhere(t *testing.T, host *lab.Host) {
 	})
 }
 
-// TestHealthSurvivesTheDaemon: what checks have found holds while the daemon is dead and until
-// the next one knows better; meanwhile no new connection fails.
+// TestHealthSurvivesTheDaemon: the results of checks hold while the daemon is dead and until the next one has
+// its own; meanwhile no new connection fails.
 func TestHealthSurvivesTheDaemon(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]
@@ -309,7 +309,7 @@ func TestHealthSurvivesTheDaemon(t *testing.T) {
 		b.kill()
 		b.start()
 	}
-	// Its own checks have to find out that one is still down, and two up, before this counts.
+	// Its own checks have to find that backend one is still down, and two up, before this counts.
 	b.healthShown(t, one, "down", "tcp connect: connection refused")
 	if strings.Contains(b.daemon.log(), " is down: ") {
 		t.Errorf("the last daemon took a backend for up that was down:\n%s", b.daemon.log())
@@ -326,7 +326,7 @@ func TestHealthSurvivesTheDaemon(t *testing.T) {
 	b.isServed(t, "after it came back without a daemon", one, two)
 }
 
-// TestBackups: a backup serves only while no other does.
+// TestBackups: a backup serves only while no other backend does.
 func TestBackups(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]
@@ -344,7 +344,7 @@ func TestBackups(t *testing.T) {
 	b.isServed(t, "with it undrained", one)
 }
 
-// TestSlowStart looks at a backend's slots as it comes up: they grow, in steps.
+// TestSlowStart reads a backend's slots as it comes up: they grow, in steps.
 func TestSlowStart(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]
@@ -385,8 +385,8 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// TestHealthOfTheServer: the check asks the server itself, which goes and comes back; nothing
-// of shunt's stands between the two.
+// TestHealthOfTheServer: the check asks the server itself, which goes and comes back; no program of shunt
+// stands between the two.
 func TestHealthOfTheServer(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
 	servers := map[*lab.Host]net.Listener{}
@@ -455,8 +455,8 @@ func TestHealthOfTheServer(t *testing.T) {
 	served("with it back", one, two)
 }
 
-// TestCheckedElsewhere: a backend that names a port for its checks is up while that one answers, whatever the
-// port of the service's health does.
+// TestCheckedElsewhere: a backend that names a port for its checks is up while that port answers, independent
+// of the port of the service's health.
 func TestCheckedElsewhere(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]

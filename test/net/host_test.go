@@ -11,7 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// hostRoutes are the balancer's own ways to the VIPs: none of its addresses, as for any client.
+// hostRoutes are the balancer's own ways to the VIPs: they are none of its addresses, as for any
+// client.
 var hostRoutes = []struct {
 	name   string
 	router bool
@@ -81,7 +82,8 @@ func TestHostIsClientDirectly(t *testing.T) {
 	}
 }
 
-// hostIsServed asks from the balancer until every backend has answered, and moves some data.
+// hostIsServed sends requests from the balancer until every backend has answered, and moves some
+// data.
 func (b *bed) hostIsServed(t *testing.T, vip netip.Addr) {
 	t.Helper()
 	const requests = 20 // all to one of two backends: once in 2^19 runs
@@ -109,14 +111,14 @@ func (b *bed) hostIsServed(t *testing.T, vip netip.Addr) {
 	}
 }
 
-// reasonsNow is for messages.
+// reasonsNow returns the status, for messages.
 func (b *bed) reasonsNow() string {
 	code, out := b.shunt("status", "--instance", b.instance, "--socket", b.socket)
 	return fmt.Sprintf("exit code %d\n%s", code, out)
 }
 
 // TestHostIsBackend: with attach: tc the balancer is one of its own backends, as in a pair of
-// machines that does all; its server sees the clients' own addresses.
+// machines that do all; its server sees the clients' own addresses.
 func TestHostIsBackend(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.OneArm, lab.TwoArm} {
 		for _, others := range []bool{true, false} {
@@ -142,7 +144,7 @@ func TestHostIsBackend(t *testing.T) {
 }
 
 // TestHostBecomesBackend: with XDP the balancer cannot be its own backend, and a reload to attach: tc
-// makes it one at once. The kernel tells nobody; it would be found out half a minute later.
+// makes it one at once. The kernel sends no notice; shunt would only find out half a minute later.
 func TestHostBecomesBackend(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	b.serve(b.Balancer)
@@ -190,7 +192,8 @@ func withoutLine(text, word string) string {
 	return strings.Join(kept, "")
 }
 
-// hostAnswers asks until the balancer itself has answered, which has to see the client's address.
+// hostAnswers sends requests until the balancer itself has answered; its server has to see the
+// client's address.
 func (b *bed) hostAnswers(t *testing.T, vip netip.Addr, others bool) {
 	t.Helper()
 	const requests = 60 // none of three to one backend: once in 10^10 runs

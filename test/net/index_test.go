@@ -28,8 +28,9 @@ func (b *bed) pinnedMap(t *testing.T, name string) *ebpf.Map {
 	return m
 }
 
-// TestPodsOfLargeIndices: pods whose interfaces have indices that do not fit into eight bits are served as others are, as backends of clients that come in at
-// XDP, where the mark has the index, and as clients, where the flow has it for the way back. Records take the indices below theirs.
+// TestPodsOfLargeIndices: pods at interfaces whose indices do not fit into eight bits are served like others: as
+// backends of clients that come in at XDP, where the mark has the index, and as clients, where the flow has it for the
+// way back. Records take the indices below theirs.
 func TestPodsOfLargeIndices(t *testing.T) {
 	const first = 300
 	b, _ := newNode(t)
@@ -78,7 +79,7 @@ func TestPodsOfLargeIndices(t *testing.T) {
 						t.Fatalf("the pod at %s asks: %v; %s", iface, err, b.reasonsNow())
 					}
 				}
-				if !answered["b1"] { // whose answers come in at XDP
+				if !answered["b1"] { // its answers come in at XDP
 					t.Errorf("the pod at %s was answered by %v, and not by the backend on another machine", iface, answered)
 				}
 			}

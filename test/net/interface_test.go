@@ -14,12 +14,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// withInterface is a configuration that lists one interface more.
+// withInterface is a configuration with one more interface.
 func withInterface(config, name, attach string) string {
 	return strings.Replace(config, "services:", "  - {name: "+name+", attach: "+attach+"}\nservices:", 1)
 }
 
-// addVeth gives the balancer an interface, and another, name-peer, that is its other end.
+// addVeth gives the balancer an interface, and its other end, name-peer.
 func (b *bed) addVeth(name string) {
 	b.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -48,8 +48,8 @@ func (b *bed) addMacvlan(name string) {
 	}
 }
 
-// TestInterfaceMadeAnewOfAnotherKind: an interface that is there and cannot be attached to is
-// another condition than one that is not there. Both end by themselves.
+// TestInterfaceMadeAnewOfAnotherKind: an interface that exists but cannot be attached to is
+// another condition than a missing one. Both end by themselves.
 func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.addVeth("eth2")
@@ -89,8 +89,8 @@ func TestInterfaceMadeAnewOfAnotherKind(t *testing.T) {
 	b.goOn(t, "with the interface as it was", nil)
 }
 
-// TestOtherEndThatAggregates: where the other end of a veth cannot be reached, to switch off there
-// what generic mode cannot have, the operator is told what to run.
+// TestOtherEndThatAggregates: if shunt cannot reach the other end of a veth, to switch off the
+// offloads there that generic mode does not allow, it tells the operator the command.
 func TestOtherEndThatAggregates(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	away := nstest.New(t) // without a name, and no process in it

@@ -23,12 +23,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// session is one TCP connection on which requests follow each other.
+// session is one TCP connection for a series of requests.
 type session struct {
 	*lab.Session
 	address string
 	first   lab.Answer
-	// When it was answered first and last, for what a failure says.
+	// The times of the first and the last answer, for the message of a failure.
 	opened, answered time.Time
 }
 
@@ -53,7 +53,7 @@ func (b *bed) open(t *testing.T, count int) []*session {
 	return all
 }
 
-// get asks the server who it is, on the session's connection.
+// get asks for the server's name, on the session's connection.
 func (s *session) get() (lab.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func (s *session) get() (lab.Answer, error) {
 	return answer, err
 }
 
-// alive is nil if the session's connection works, with the backend that it began with.
+// alive returns nil if the session's connection works, with its first backend.
 func (b *bed) alive(s *session) error {
 	answer, err := s.get()
 	if err != nil {
@@ -80,7 +80,7 @@ func (b *bed) alive(s *session) error {
 	return nil
 }
 
-// goOn requires that all sessions are alive, and that new ones come about.
+// goOn requires that all sessions are alive, and that new ones can be opened.
 func (b *bed) goOn(t *testing.T, when string, sessions []*session) {
 	t.Helper()
 	for _, s := range sessions {
@@ -98,14 +98,14 @@ func (b *bed) goOn(t *testing.T, when string, sessions []*session) {
 	}
 }
 
-// A killed daemon is not missed: what it forwarded goes on, new connections too, its
-// successor takes over without losing any, and one that stops leaves nothing behind.
+// TestKill: no client misses a killed daemon: existing and new connections go on, its successor
+// takes over without losing any, and one that stops leaves nothing behind.
 func TestKill(t *testing.T) {
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) {
 			b := newBed(t, lab.Options{Layout: lab.TwoArm})
 			for _, i := range b.Balancer.Interfaces() {
-				if err := b.Balancer.SetOffload(i.Name, map[string]bool{"gro": true}); err != nil { // on a network card it is
+				if err := b.Balancer.SetOffload(i.Name, map[string]bool{"gro": true}); err != nil { // as on a network card
 					t.Fatal(err)
 				}
 			}
@@ -148,7 +148,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// announced is nil once the VIPs are answered for, which SIGTERM has to undo as well.
+// announced returns nil once the VIPs are answered for, which SIGTERM has to undo as well.
 func (b *bed) announced() error { return b.announces(vips) }
 
 func (b *bed) announces(vips []netip.Addr) error {
@@ -160,7 +160,7 @@ func (b *bed) announces(vips []netip.Addr) error {
 	return nil
 }
 
-// traces is everything on the balancer that shunt may change, as text, by what it is.
+// traces is everything on the balancer that shunt may change, as text, by its name.
 func (b *bed) traces(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -226,8 +226,8 @@ func (b *bed) devicesAndRules(t *testing.T) (devices, rules string) {
 	return devices, rules
 }
 
-// memberships is a listing of multicast groups without what the kernel's own reports change in
-// it from one moment to the next: flags, timers and reporters, behind the count of users.
+// memberships is a listing of multicast groups without the fields that the kernel's own reports
+// change from one moment to the next: flags, timers and reporters, behind the count of users.
 func memberships(text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -243,7 +243,7 @@ func memberships(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// tracesSeen shows that traces would notice what a stopped daemon might forget.
+// tracesSeen shows that traces would notice any state that a stopped daemon might leave.
 func (b *bed) tracesSeen(t *testing.T, before map[string]string, attach string) {
 	t.Helper()
 	now := b.traces(t)
@@ -258,7 +258,7 @@ func (b *bed) tracesSeen(t *testing.T, before map[string]string, attach string) 
 	}
 }
 
-// offload is which features are on, as text.
+// offload lists the features that are on, as text.
 func offload(t *testing.T, h *lab.Host, iface string) string {
 	t.Helper()
 	features, err := h.Offload(iface)
@@ -288,7 +288,7 @@ func (b *bed) managed(t *testing.T) string {
 	return strings.Join(found, "\n")
 }
 
-// nothingLeft compares with how it was before shunt was first started.
+// nothingLeft compares the traces with the state before shunt was first started.
 func (b *bed) nothingLeft(t *testing.T, before map[string]string) {
 	t.Helper()
 	if difference := cmp.Diff(before, b.traces(t)); difference != "" {
@@ -299,14 +299,14 @@ func (b *bed) nothingLeft(t *testing.T, before map[string]string) {
 	}
 	left, _ := filepath.Glob("/run/shunt/" + b.instance + "*")
 	if _, err := os.Stat(b.socket); err == nil && b.daemon != nil {
-		left = append(left, b.socket) // one who was killed cannot remove it
+		left = append(left, b.socket) // a killed daemon cannot remove it
 	}
 	if len(left) > 0 {
 		t.Errorf("files are left: %v", left)
 	}
 }
 
-// A second daemon of the same instance names the first and leaves it alone.
+// TestSecondDaemon: a second daemon of the same instance names the first and leaves it alone.
 func TestSecondDaemon(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{}))
@@ -326,7 +326,7 @@ func TestSecondDaemon(t *testing.T) {
 	if code, out := b.shunt("detach", "--instance", b.instance); code != 1 || !strings.Contains(out, first) {
 		t.Errorf("shunt detach while a daemon runs: exit code %d, want 1 and the words %q:\n%s", code, first, out)
 	}
-	third := b.launch() // the lock must survive a refused one
+	third := b.launch() // the lock must survive a refused daemon
 	<-third.ended
 	if !strings.Contains(third.log(), first) {
 		t.Errorf("the third daemon does not name the first:\n%s", third.log())
@@ -334,8 +334,8 @@ func TestSecondDaemon(t *testing.T) {
 	b.goOn(t, "after the refused ones", sessions)
 }
 
-// quickNeighbours makes the balancer's kernel doubt a next hop after a second rather than
-// half a minute.
+// quickNeighbours makes the balancer's kernel doubt a next hop after a second instead of half a
+// minute.
 func (b *bed) quickNeighbours(t *testing.T) {
 	t.Helper()
 	for _, i := range b.Balancer.Interfaces() {
@@ -349,8 +349,9 @@ func (b *bed) quickNeighbours(t *testing.T) {
 	}
 }
 
-// A backend that comes back with another MAC address is found again, with a daemon and
-// without one, where the kernel keeps the next hop fresh and the program asks it.
+// TestBackendChangesItsMAC: a backend that comes back with another MAC address is found again,
+// with a daemon and without one, because the kernel keeps the next hop fresh and the program asks
+// it.
 func TestBackendChangesItsMAC(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.TwoArm, lab.OneArm} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -385,7 +386,7 @@ func (b *bed) swapMAC(t *testing.T, last byte) {
 	}
 }
 
-// tryUDP gives up soon, so that trying again and again shows when it begins to work.
+// tryUDP gives up soon, so that repeated tries show when it begins to work.
 func (b *bed) tryUDP(address string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -402,8 +403,8 @@ func (b *bed) recovers(t *testing.T, when string) {
 	}
 }
 
-// A start at which there is no route to the backends loses no connection of NAT: where packets to
-// them leave from stays as it was, until there is a route that says so.
+// TestStartWithoutRoute: a start without a route to the backends loses no connection of NAT: the
+// source address of packets to them stays, until there is a route that determines it.
 func TestStartWithoutRoute(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{attach: "native"}))

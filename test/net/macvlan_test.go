@@ -17,7 +17,8 @@ import (
 // routerMAC is the address that VRRP gives a virtual router of IPv4 (RFC 9568, 7.3).
 var routerMAC = net.HardwareAddr{0, 0, 0x5e, 0, 1, 51}
 
-// addUpper gives the balancer a macvlan above eth0 that has addresses, as VRRP does; without a MAC one of the kernel's.
+// addUpper gives the balancer a macvlan above eth0 that has addresses, as VRRP does; without a MAC it gets one of the
+// kernel's.
 func (b *bed) addUpper(t *testing.T, mode netlink.MacvlanMode, mac net.HardwareAddr, addresses ...netip.Addr) {
 	t.Helper()
 	parent, err := b.Balancer.Netlink().LinkByName("eth0")
@@ -61,7 +62,7 @@ func TestMacvlanAtTC(t *testing.T) {
 		t.Run(fmt.Sprint("mode ", mode), func(t *testing.T) {
 			b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true})
 			b.addUpper(t, mode, routerMAC, vips...)
-			if err := b.Balancer.SetSysctl("net.ipv4.conf.all.arp_ignore", "1"); err != nil { // else eth0 answers as well
+			if err := b.Balancer.SetSysctl("net.ipv4.conf.all.arp_ignore", "1"); err != nil { // otherwise eth0 answers as well
 				t.Fatal(err)
 			}
 			b.write(b.upperFile("eth0 tc", "mv0 tc"))
@@ -71,7 +72,7 @@ func TestMacvlanAtTC(t *testing.T) {
 			b.start()
 			b.goOn(t, "by a macvlan", b.open(t, 2))
 			for _, vip := range vips {
-				_ = b.tryUDP(at(vip, 53)) // for the look-up
+				_ = b.tryUDP(at(vip, 53)) // to cause a look-up
 				if got := b.resolved(t, vip); got != routerMAC.String() {
 					t.Errorf("the client resolved %s to %s, want the macvlan's %s", vip, got, routerMAC)
 				}
@@ -80,8 +81,9 @@ func TestMacvlanAtTC(t *testing.T) {
 	}
 }
 
-// TestMacvlanIsNamed: if frames of services go past shunt, `check --host` refuses the file, and names a setup that works: with the VIP
-// on a macvlan, with a virtual router's address alone, and with a macvlan listed in a mode in which it has no effect.
+// TestMacvlanIsNamed: if frames of services go past shunt, `check --host` refuses the file, and names a setup that
+// works: with the VIP on a macvlan, with a virtual router's address alone, and with a macvlan listed in a mode in which
+// it has no effect.
 func TestMacvlanIsNamed(t *testing.T) {
 	const works = "list both, eth0 and mv0, under interfaces with `attach: tc`"
 	for _, c := range []struct {
@@ -110,8 +112,8 @@ func TestMacvlanIsNamed(t *testing.T) {
 	}
 }
 
-// TestMacvlanThatFollowsItsParent: where the kernel keeps the macvlan's offloads as the parent's are, generic mode
-// cannot be had, and `run` says what can.
+// TestMacvlanThatFollowsItsParent: if the kernel keeps the macvlan's offloads the same as the parent's, generic mode is
+// impossible, and `run` names a setup that works.
 func TestMacvlanThatFollowsItsParent(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	if err := b.Balancer.SetOffload("eth0", map[string]bool{"gro": true}); err != nil {
@@ -131,7 +133,7 @@ func TestMacvlanThatFollowsItsParent(t *testing.T) {
 	}
 }
 
-// TestMacvlanThatComesLater: one that comes while shunt runs is a condition, which ends with it.
+// TestMacvlanThatComesLater: a macvlan that comes while shunt runs is a condition, which ends with it.
 func TestMacvlanThatComesLater(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true})
 	b.write(b.upperFile("eth0 native"))

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// meshBed is three machines that are all balancers and servers, behind a router with ECMP.
+// meshBed has three machines that are all balancers and servers, behind a router with ECMP.
 type meshBed struct {
 	*lab.Mesh
 	t       *testing.T
@@ -22,7 +22,7 @@ type meshBed struct {
 	folder  string
 }
 
-// meshServices are one for each way to encapsulate, one of NAT whose server is the router, and one of NAT whose
+// meshServices are one for each encapsulation, one of NAT whose server is the router, and one of NAT whose
 // servers are the router and m1.
 const meshServices = `
   - name: ipip
@@ -86,7 +86,7 @@ func (b *meshBed) instance(n int) string { return b.ID() + "-" + b.Machines[n].N
 func (b *meshBed) socket(n int) string   { return filepath.Join(b.folder, b.instance(n)+".sock") }
 func (b *meshBed) path(n int) string     { return filepath.Join(b.folder, b.instance(n)+".yaml") }
 
-// write gives a machine the file that all have, but for attach, with the backends that are on these machines.
+// write gives a machine the common file, with its own attach mode and the backends on these machines.
 func (b *meshBed) write(n int, attach string, machines ...int) {
 	b.t.Helper()
 	var backends []string
@@ -117,7 +117,7 @@ func (b *meshBed) start(n int) {
 	})
 	eventually(b.t, 10*time.Second, "every backend is up", func() error {
 		active := 16
-		if n == 0 { // which cannot be its own server with NAT
+		if n == 0 { // this machine cannot be its own server with NAT
 			active = 15
 		}
 		if out := b.status(n); strings.Count(out, " active ") != active {
@@ -127,7 +127,7 @@ func (b *meshBed) start(n int) {
 	})
 }
 
-// answerUDP has a machine answer datagrams to the VIPs, which it has by now: a server that is bound to no
+// answerUDP makes a machine answer datagrams to the VIPs, which it has by now: a server that is bound to no
 // address would answer from another one.
 func (b *meshBed) answerUDP(n int) {
 	b.t.Helper()
@@ -177,7 +177,7 @@ func (b *meshBed) close() {
 	}
 }
 
-// has is whether a machine has an address.
+// has reports whether a machine has an address.
 func (b *meshBed) has(n int, a netip.Addr) bool {
 	list, err := b.Machines[n].Netlink().AddrList(nil, 0)
 	if err != nil {
@@ -191,7 +191,7 @@ func (b *meshBed) has(n int, a netip.Addr) bool {
 	return false
 }
 
-// lead has the router lead all VIPs to these machines.
+// lead makes the router route all VIPs to these machines.
 func (b *meshBed) lead(machines ...int) {
 	b.t.Helper()
 	var to []*lab.Host
@@ -205,7 +205,7 @@ func (b *meshBed) lead(machines ...int) {
 	}
 }
 
-// open opens connections to a VIP, from ports in a row, and says who serves each.
+// open opens connections to a VIP, from consecutive ports, and counts them by server.
 func (b *meshBed) open(vip netip.Addr, port uint16, count int) (sessions []*lab.Session, served map[string]int) {
 	b.t.Helper()
 	served = map[string]int{}
@@ -226,7 +226,7 @@ func (b *meshBed) open(vip netip.Addr, port uint16, count int) (sessions []*lab.
 	return sessions, served
 }
 
-// goOn asks once more on each connection, which has to be served by the same machine as ever.
+// goOn sends another request on each connection; the same machine has to serve it.
 func (b *meshBed) goOn(what string, sessions []*lab.Session, served map[string]int) {
 	b.t.Helper()
 	now := map[string]int{}
@@ -249,10 +249,10 @@ func (b *meshBed) status(n int) string {
 	return out
 }
 
-// TestMesh: a packet reaches its server by whichever machine ECMP leads it to, over IPIP and GUE and
-// both families, beside NAT; connections go on when ECMP moves them, and when daemons die.
+// TestMesh: a packet reaches its server through any machine that ECMP chooses, over IPIP and GUE and both
+// families, beside NAT; connections go on when ECMP moves them, and when daemons die.
 func TestMesh(t *testing.T) {
-	const connections = 24 // none to one of three: once in 10^4 runs, so only that several serve is required
+	const connections = 24 // one of three gets none: once in 10^4 runs, so the test only requires that several serve
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) {
 			b := newMeshBed(t)
@@ -293,7 +293,7 @@ func TestMesh(t *testing.T) {
 			}
 			b.lead(0, 1, 2)
 			sessions, served := b.open(meshVIPs[0], 8080, connections)
-			for n := range b.Machines { // the data planes go on alone, and are taken over
+			for n := range b.Machines { // the data planes go on alone, and a new daemon takes them over
 				b.end(n, syscall.SIGKILL)
 			}
 			b.lead(1)
@@ -314,7 +314,7 @@ func TestMesh(t *testing.T) {
 	}
 }
 
-// datagrams is how many machines answer datagrams to a VIP.
+// datagrams is the number of machines that answer datagrams to a VIP.
 func (b *meshBed) datagrams(vip netip.Addr) int {
 	b.t.Helper()
 	seen := map[string]bool{}
@@ -329,7 +329,7 @@ func (b *meshBed) datagrams(vip netip.Addr) int {
 }
 
 // TestMeshTools: `shunt check --host` and `shunt doctor` know the layout, a reload begins and ends it, and
-// `shunt detach` takes away what a killed daemon has left.
+// `shunt detach` removes everything that a killed daemon has left.
 func TestMeshTools(t *testing.T) {
 	b := newMeshBed(t)
 	for n := range 2 {
@@ -394,7 +394,7 @@ func TestMeshTools(t *testing.T) {
 	}
 }
 
-// TestMeshChecks: a server that ends is found out by all machines, its own among them, and gets no new flows.
+// TestMeshChecks: all machines, the server's own too, notice when a server ends, and give it no new flows.
 func TestMeshChecks(t *testing.T) {
 	b := newMeshBed(t)
 	server, err := b.Machines[2].ServeHTTP(":8081", "m3")

@@ -23,7 +23,7 @@ import (
 // scraped is the answer to a scrape.
 type scraped map[string]*dto.MetricFamily
 
-// scrape asks for the metrics, on the balancer itself.
+// scrape fetches the metrics, on the balancer itself.
 func (b *bed) scrape(address string) (scraped, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
@@ -44,7 +44,8 @@ func (b *bed) scrape(address string) (scraped, error) {
 	return parser.TextToMetricFamilies(strings.NewReader(string(text)))
 }
 
-// value is that of the sample with these labels, as in `service="web"`, in any order; ok says whether there is one.
+// value is the value of the sample with these labels, as in `service="web"`, in any order; ok reports whether it
+// exists.
 func (s scraped) value(name string, labels ...string) (value float64, ok bool) {
 	slices.Sort(labels)
 	for _, m := range s[name].GetMetric() {
@@ -96,8 +97,8 @@ func (b *bed) watch(t *testing.T) (events chan *shuntv1.WatchResponse) {
 	return events
 }
 
-// TestMetrics: a scrape says what status says, follows what backends do, and moves with a reload; each change
-// of health is an event, too.
+// TestMetrics: a scrape has the figures of status, follows the backends' states, and moves with a reload; each
+// change of health is an event, too.
 func TestMetrics(t *testing.T) {
 	b, w := healthBed(t)
 	one := b.Backends[0]
@@ -120,7 +121,7 @@ func TestMetrics(t *testing.T) {
 		if err := s.wants(map[string]float64{
 			"shunt_service_packets_total{direction=\"in\"," + label + "}": float64(service.PacketsIn),
 			"shunt_service_flows_created_total{" + label + "}":            float64(service.FlowsCreated),
-			"shunt_service_backends{" + label + ",state=\"active\"}":      4, // two, of both families
+			"shunt_service_backends{" + label + ",state=\"active\"}":      4, // two backends, of both families
 		}); err != nil {
 			t.Error(err)
 		}
@@ -170,7 +171,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 
-	// Another address, and one that is taken.
+	// Another address, and one in use.
 	b.reload(file + "metrics: {listen: \"" + second + "\"}\n")
 	if _, err := b.scrape(second); err != nil {
 		t.Errorf("after a reload: %v", err)
@@ -199,7 +200,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsAddressTaken: a start that cannot open the address says so, and leaves nothing.
+// TestMetricsAddressTaken: a start that cannot open the address fails with a message, and leaves nothing.
 func TestMetricsAddressTaken(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	taken, err := b.Balancer.Listen("tcp", "127.0.0.1:9470")

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// `ip netns exec` gives a program mounts of its own with a new /sys, where bpffs is missing.
-// Maps and programs that shunt pins there have to outlive it all the same.
+// TestMountsOfItsOwn: `ip netns exec` gives a program mounts of its own with a new /sys, where bpffs
+// is missing. Maps and programs that shunt pins there still have to outlive the program.
 func TestMountsOfItsOwn(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))
@@ -36,7 +36,7 @@ func TestMountsOfItsOwn(t *testing.T) {
 	b.goOn(t, "with a daemon outside", sessions)
 }
 
-// A bpffs that somebody has mounted in a program's own mounts is used as it is, with a warning.
+// TestBPFFSOfItsOwn: a bpffs in a program's own mounts is used as it is, with a warning.
 func TestBPFFSOfItsOwn(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))
@@ -54,8 +54,8 @@ func TestBPFFSOfItsOwn(t *testing.T) {
 	b.daemon = nil
 }
 
-// TestMountsWithoutLauncher: where the process that gave the daemon its mounts has ended, the pins are
-// outside all the same if a process there can be looked at. If none can, the daemon does not start,
+// TestMountsWithoutLauncher: if the process that gave the daemon its mounts has ended, the pins are
+// still outside if another process there can be inspected. If none can, the daemon does not start,
 // because its data plane would end with it.
 func TestMountsWithoutLauncher(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})

@@ -31,21 +31,21 @@ func (z *zone) set(addresses ...netip.Addr) {
 	z.addresses, z.rcode = addresses, dns.RcodeSuccess
 }
 
-// fail has the resolver fail.
+// fail makes the resolver answer with SERVFAIL.
 func (z *zone) fail() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.rcode = dns.RcodeServerFailure
 }
 
-// silence has the resolver say nothing from now on.
+// silence makes the resolver answer no more.
 func (z *zone) silence() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.silent = true
 }
 
-// ServeDNS is dns.Handler's.
+// ServeDNS implements dns.Handler.
 func (z *zone) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -64,7 +64,7 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, asked *dns.Msg) {
 			m.Answer = append(m.Answer, &dns.AAAA{Hdr: header, AAAA: a.AsSlice()})
 		}
 	}
-	_ = w.WriteMsg(m) // a lost answer is asked for again
+	_ = w.WriteMsg(m) // after a lost answer the client asks again
 }
 
 // serveZone starts a resolver on a host, and returns a resolv.conf that names it.
@@ -78,7 +78,7 @@ func serveZone(t *testing.T, h *lab.Host, z *zone) (path string) {
 	ended := make(chan error, 1)
 	go func() { ended <- server.ActivateAndServe() }()
 	t.Cleanup(func() {
-		_ = conn.Close() // which ends it
+		_ = conn.Close() // this ends the server
 		<-ended
 	})
 	path = filepath.Join(t.TempDir(), "resolv.conf")
@@ -99,7 +99,7 @@ func (b *bed) startWith(t *testing.T, resolvers string) {
 	b.awaits(b.daemon, "msg=running")
 }
 
-// holds waits for a condition with this text, or for its end if there is none.
+// holds waits for a condition with this text, or for the condition's end if the text is empty.
 func (b *bed) holds(t *testing.T, code, text string) {
 	t.Helper()
 	eventually(t, 30*time.Second, fmt.Sprintf("condition %s %q", code, text), func() error {
@@ -110,7 +110,7 @@ func (b *bed) holds(t *testing.T, code, text string) {
 	})
 }
 
-// TestNames: backends follow the DNS as it changes. Connections to an address that goes stay; a resolver
+// TestNames: backends follow the DNS as it changes. Connections to a removed address stay; a resolver
 // that fails changes nothing, also over a restart.
 func TestNames(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
@@ -182,7 +182,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// withoutLines are a text's lines but for the lines with a word in them.
+// withoutLines returns a text's lines, without the lines that have a word in them.
 func withoutLines(text, word string) (kept []string) {
 	for _, line := range strings.Split(text, "\n") {
 		if !strings.Contains(line, word) {

@@ -17,8 +17,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// A VIP on the client's own link is resolved by ARP and neighbour solicitation, which the
-// program answers, also when the daemon is dead; with `announce: none` nobody answers.
+// TestVIPOnTheLink: a VIP on the client's own link is resolved by ARP and neighbour
+// solicitation, which the program answers, also when the daemon is dead; with `announce: none`
+// no host answers.
 func TestVIPOnTheLink(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.OneArm, lab.TwoArm} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -93,8 +94,8 @@ func (b *bed) forget(t *testing.T) {
 	}
 }
 
-// An address that another host has is not answered for, and `shunt status` names that
-// host's MAC address.
+// TestAddressInUse: shunt does not answer for an address that another host has, and
+// `shunt status` names that host's MAC address.
 func TestAddressInUse(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, Backends: 3})
 	other := b.Backends[2]
@@ -116,7 +117,7 @@ func TestAddressInUse(t *testing.T) {
 		return nil
 	})
 	for _, vip := range vips {
-		_ = b.tryUDP(at(vip, 53)) // for the look-up; there is no such server
+		_ = b.tryUDP(at(vip, 53)) // to cause a look-up; there is no such server
 		if got := b.resolved(t, vip); got != mac {
 			t.Errorf("the client resolved %s to %s, want its owner %s", vip, got, mac)
 		}
@@ -127,8 +128,8 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// With full NAT a backend reaches itself through the VIP: its packets come back to it from
-// the balancer.
+// TestBackendIsItsOwnClient: with full NAT a backend reaches itself through the VIP: its packets
+// come back to it from the balancer.
 func TestBackendIsItsOwnClient(t *testing.T) {
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) {
@@ -156,8 +157,8 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 	}
 }
 
-// A router's "too big" finds its way through the NAT, so that transfers complete although
-// the path is narrower than both ends.
+// TestPathMTU: a router's "too big" passes the NAT, so that transfers complete although the path
+// is narrower than both ends.
 func TestPathMTU(t *testing.T) {
 	const narrow = 1300
 	for _, way := range []struct {
@@ -188,8 +189,8 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// A VIP answers ping, and a packet whose TTL ends at the balancer gets the answer that a
-// router gives.
+// TestPingAndTTL: a VIP answers ping, and a packet whose TTL ends at the balancer gets a
+// router's answer.
 func TestPingAndTTL(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.OneArm, lab.TwoArm} {
 		for _, attach := range []string{"native", "generic", "tc"} {
@@ -318,8 +319,8 @@ func (b *bed) exceed(t *testing.T, vip netip.Addr) {
 	t.Logf("TTL 1 to %s: answered by %s", vip, router)
 }
 
-// Frames that the kernel refuses after the program's verdict are counted: a veth whose far
-// end has GRO switched off does not take them.
+// TestRefusedFramesAreCounted: frames that the kernel refuses after the program's verdict are
+// counted: a veth whose far end has GRO switched off does not take them.
 func TestRefusedFramesAreCounted(t *testing.T) {
 	for layout, reasons := range map[lab.Layout][]string{
 		lab.TwoArm: {"redirect_refused"},
@@ -350,7 +351,7 @@ func TestRefusedFramesAreCounted(t *testing.T) {
 			}
 			gro(false)
 			const want = 5
-			// On a slow machine a datagram may not have been sent when its time is over.
+			// On a slow machine a datagram's time may be over before it is sent.
 			eventually(t, 10*time.Second, "the count of refused frames", func() error {
 				if err := b.tryUDP(at(lab.VIP4, 53)); err == nil {
 					t.Fatal("a datagram was answered, although the far end takes no frames")
@@ -371,9 +372,9 @@ func TestRefusedFramesAreCounted(t *testing.T) {
 	}
 }
 
-// Frames that an interface does not take, so that no program sees them, are counted and a
-// condition. That they are too long stands for a ring without room, which is counted by the same
-// counter and would be so many only by chance.
+// TestMissedFramesAreCounted: frames that an interface does not take, so that no program sees
+// them, are counted and a condition. Here they are too long; this stands for a full ring, which
+// has the same counter but would give so many only by chance.
 func TestMissedFramesAreCounted(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	if err := b.Balancer.SetMTU("eth0", 1300); err != nil {
@@ -400,7 +401,7 @@ func TestMissedFramesAreCounted(t *testing.T) {
 	}
 	const sent = 7
 	for range sent {
-		// The kernel may say that the frame was dropped.
+		// The kernel may report that it dropped the frame.
 		if err := far.Send(iface, make([]byte, 1400)); err != nil && !errors.Is(err, syscall.ENOBUFS) {
 			t.Fatal(err)
 		}
@@ -420,8 +421,8 @@ func TestMissedFramesAreCounted(t *testing.T) {
 	}
 }
 
-// An interface whose driver has no native mode: `native` fails with the reason, `auto`
-// falls back to generic, and says so.
+// TestDriverWithoutNativeMode: for an interface whose driver has no native mode, `native` fails
+// with the reason; `auto` falls back to generic, and says so.
 func TestDriverWithoutNativeMode(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.addMacvlan("mv0")

@@ -15,10 +15,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Next hops towards clients: the kernel has an entry for them as soon as the host itself has sent
-// them anything, and no packet of the data plane makes it look whether that is still true.
+// Next hops towards clients: the kernel has an entry for them once the host itself has sent them a
+// packet, and no packet of the data plane makes it check whether the entry is still true.
 
-// meets has the balancer's kernel resolve an address, as a ping would: nobody needs to listen there.
+// meets makes the balancer's kernel resolve an address, as a ping would: no server is needed there.
 func (b *bed) meets(t *testing.T, at netip.Addr) {
 	t.Helper()
 	eventually(t, 10*time.Second, "the kernel has a neighbour entry for "+at.String(), func() error {
@@ -35,7 +35,7 @@ func (b *bed) meets(t *testing.T, at netip.Addr) {
 	})
 }
 
-// entryOf is the balancer's kernel's entry for an address.
+// entryOf returns the entry of the balancer's kernel for an address.
 func (b *bed) entryOf(t *testing.T, at netip.Addr) (netlink.Neigh, bool) {
 	t.Helper()
 	entries, err := b.Balancer.Netlink().NeighList(0, netlink.FAMILY_ALL)
@@ -50,8 +50,8 @@ func (b *bed) entryOf(t *testing.T, at netip.Addr) (netlink.Neigh, bool) {
 	return netlink.Neigh{}, false
 }
 
-// reaches waits until a new connection to each VIP works, and says how long that took. The first one
-// is the time that it took to notice.
+// reaches waits until a new connection to each VIP works, and logs the time. The first one's is the
+// time until the change was noticed.
 func (b *bed) reaches(t *testing.T, vips []netip.Addr, timeout time.Duration, what string) {
 	t.Helper()
 	for _, vip := range vips {
@@ -66,8 +66,8 @@ func (b *bed) reaches(t *testing.T, vips []netip.Addr, timeout time.Duration, wh
 	}
 }
 
-// hopsConfirmed bounds how long a next hop with another hardware address may cut clients off; the
-// kernel alone needs 90 s, or for ever.
+// hopsConfirmed bounds the time for which a next hop with another hardware address may cut clients
+// off; the kernel alone needs 90 s, or for ever.
 const hopsConfirmed = 20 * time.Second
 
 var sixFirst = []netip.Addr{lab.VIP6, lab.VIP4}
@@ -117,7 +117,7 @@ func TestClientOnTheLinkWithAnotherMAC(t *testing.T) {
 	}
 }
 
-// TestSilentGateway: a gateway that stops to answer is a condition, which ends when it answers.
+// TestSilentGateway: a gateway that stops answering is a condition, which ends when it answers.
 func TestSilentGateway(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Router: true, VIPOnLink: true})
 	b.write(b.file(settings{}))
@@ -161,8 +161,8 @@ func TestSilentGateway(t *testing.T) {
 	})
 }
 
-// TestGatewayOutlivesTheDaemon: the kernel goes on to keep a gateway fresh when the daemon was killed,
-// and nothing is left of that after the end of a successor.
+// TestGatewayOutlivesTheDaemon: the kernel keeps a gateway fresh after the daemon was killed, and
+// nothing of that is left after the end of a successor.
 func TestGatewayOutlivesTheDaemon(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Router: true, VIPOnLink: true})
 	b.write(b.file(settings{}))

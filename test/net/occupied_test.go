@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// A program of somebody else on the interface is named by `check` and by `run`, and what the
-// message says to do helps.
+// TestOccupiedInterface: `check` and `run` name a foreign program on the interface, and the
+// remedy in their message works.
 func TestOccupiedInterface(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	b.write(b.file(settings{}))

@@ -14,7 +14,7 @@ func closing(file string) string {
 	return strings.NewReplacer("  - name: web\n", "  - name: web\n    on_down: close\n", "  - name: dns\n", "  - name: dns\n    on_down: close\n").Replace(file)
 }
 
-// isEnded asks on a connection that has been cut, and requires that the client is told, and does not wait.
+// isEnded sends a request on a connection that has been cut, and requires that the client gets a reset at once.
 func (b *bed) isEnded(t *testing.T, s *session) {
 	t.Helper()
 	began := time.Now()
@@ -28,8 +28,8 @@ func (b *bed) isEnded(t *testing.T, s *session) {
 	}
 }
 
-// TestOnDownClose is a database that is the primary no more: it is well, its machine goes on to answer, and its check says
-// that clients are not to talk to it. Their connections end, and others' go on; a check that fails once ends none.
+// TestOnDownClose is a database that is no longer the primary: it runs, its machine goes on answering, and its check
+// reports that clients must not use it. Their connections end, and others go on; a check that fails once ends none.
 func TestOnDownClose(t *testing.T) {
 	for _, attach := range []string{"native", "generic", "tc"} {
 		t.Run(attach, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestOnDownClose(t *testing.T) {
 				t.Errorf("the condition is %q", c)
 			}
 
-			// Nobody is left: clients are told by shunt itself.
+			// No backend is left: shunt itself resets the clients' connections.
 			w.shut(t, two)
 			b.downEverywhere(t, two)
 			for _, s := range others {
@@ -79,7 +79,7 @@ func TestOnDownClose(t *testing.T) {
 					t.Errorf("on_down: keep: %v", err)
 				}
 			}
-			// The edit itself ends what stayed.
+			// The edit itself ends the connections that stayed.
 			b.reload(closing(file))
 			theirs, _ = with(one.Name(), kept)
 			for _, s := range theirs {

@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// http asks the daemon's API.
+// http returns a client for the daemon's API.
 func (b *bed) http() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -45,8 +45,9 @@ func (b *bed) set(t *testing.T, args ...string) string {
 	return out
 }
 
-// Weight and health as operators say them: in every service, over restart and reload, shown
-// with who said so, until they are cleared or the backend leaves the file.
+// TestOverrides: weight and health set by operators hold in every service, over restart and
+// reload, and are shown with their author, until they are cleared or the backend leaves the
+// file.
 func TestOverrides(t *testing.T) {
 	b, file, addresses := drainBed(t, "nat")
 	vip, b1, b2 := directVIPs(0)[0], addresses[0].String(), addresses[1].String()
@@ -125,7 +126,7 @@ func TestOverrides(t *testing.T) {
 	b.readOnly(t)
 }
 
-// readOnly asks at the socket for reading, by the API and by the command line.
+// readOnly uses the socket for reading, by the API and by the command line.
 func (b *bed) readOnly(t *testing.T) {
 	t.Helper()
 	read := control.ReadSocket(b.socket)
@@ -137,8 +138,8 @@ func (b *bed) readOnly(t *testing.T) {
 	}
 }
 
-// A full disk, a disk that turns read-only and a damaged file: each has a condition, and what
-// an operator says is in force all the same.
+// TestOverridesOnBadDisk: a full disk, a disk that turns read-only and a damaged file each
+// have a condition, and an operator's commands are still in force.
 func TestOverridesOnBadDisk(t *testing.T) {
 	b, _, addresses := drainBed(t, "nat")
 	if err := b.daemon.end(syscall.SIGTERM); err != nil {
@@ -202,7 +203,7 @@ func TestOverridesOnBadDisk(t *testing.T) {
 	if seen := b.fresh(t, vip); seen["b1"]+seen["b2"] != 0 {
 		t.Errorf("on a read-only disk: %v", seen)
 	}
-	b.kill() // before it could be saved: the file has what was before
+	b.kill() // before it could be saved: the file has the earlier state
 	b.start()
 	if l := b.list(t); len(l[b1].Overrides) != 1 || len(l[addresses[1].String()].Overrides) != 0 {
 		t.Errorf("after a restart on a read-only disk: %+v", l)
@@ -253,8 +254,8 @@ func (b *bed) damaged(t *testing.T, path, b1 string) {
 	})
 }
 
-// A thousand clients that say nothing do not keep the daemon from its work, nor others from
-// asking it.
+// TestSilentClients: a thousand clients that send nothing do not keep the daemon from its
+// work, nor others from using it.
 func TestSilentClients(t *testing.T) {
 	b, file, addresses := drainBed(t, "nat")
 	for range 1000 {

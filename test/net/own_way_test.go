@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// blamesNobody fails the test if shunt has blamed a backend.
+// blamesNobody fails the test if the daemon has taken a backend down.
 func (b *bed) blamesNobody(t *testing.T) {
 	t.Helper()
 	for line := range strings.Lines(b.daemon.log()) {
@@ -21,7 +21,7 @@ func (b *bed) blamesNobody(t *testing.T) {
 }
 
 // TestOwnLinkDown: while the balancer's own link is down, or has no carrier, checks say nothing about backends: none
-// goes down, and none is kept down afterwards. What is said meanwhile ends by itself.
+// goes down, and none is kept down afterwards. The conditions of that time end by themselves.
 func TestOwnLinkDown(t *testing.T) {
 	for _, way := range []struct {
 		name string
@@ -47,11 +47,11 @@ func TestOwnLinkDown(t *testing.T) {
 					}
 					return nil
 				})
-				<-time.After(3 * 400 * time.Millisecond * patience) // more failures than make a backend go down
+				<-time.After(3 * 400 * time.Millisecond * patience) // enough failures to take a backend down
 				if err := host.SetUp(iface, true); err != nil {
 					t.Fatal(err)
 				}
-				if way.name == "interface" { // the kernel takes IPv6 addresses away with it
+				if way.name == "interface" { // the kernel removes the IPv6 addresses with it
 					if err := b.Balancer.AddAddress("eth0", b.Balancer.Interfaces()[0].IPv6); err != nil {
 						t.Fatal(err)
 					}
@@ -71,8 +71,7 @@ func TestOwnLinkDown(t *testing.T) {
 	}
 }
 
-// TestOnlyServerRestarts: a backend that goes down again and again is not kept down while it is the only one that
-// works.
+// TestOnlyServerRestarts: a backend that goes down again and again is not kept down while no other works.
 func TestOnlyServerRestarts(t *testing.T) {
 	b, w := healthBed(t)
 	w.shut(t, b.Backends[1])

@@ -41,7 +41,7 @@ func (b *bed) planned(t *testing.T) (code int, text string, open int) {
 func (b *bed) ended(sessions []*session) (count int) {
 	failed := make(chan error, len(sessions))
 	for _, s := range sessions {
-		go func() { failed <- b.alive(s) }() // nobody answers for an address that is gone: they wait together
+		go func() { failed <- b.alive(s) }() // no host answers for a removed address: they wait together
 	}
 	for range sessions {
 		if <-failed != nil {
@@ -54,7 +54,7 @@ func (b *bed) ended(sessions []*session) (count int) {
 	return count
 }
 
-// TestPlan makes edits of a file. A plan changes nothing and says how many connections end, and as many end.
+// TestPlan edits a file. A plan changes nothing and gives the number of connections that end, and as many end.
 func TestPlan(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
 	file := b.file(settings{})
@@ -127,7 +127,7 @@ func TestPlan(t *testing.T) {
 			}
 			b.reload(edit.file)
 			if edit.file == with(dns) {
-				b.reload(file) // nobody answers for what is gone, so that clients would wait: they are told once it is there again
+				b.reload(file) // clients of a removed address would wait; once it is back, they get a reset
 			}
 			if ended := b.ended(sessions); ended != open {
 				t.Errorf("%d connections end, and the plan says %d:\n%s", ended, open, text)
@@ -141,8 +141,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanOfASharedBackend takes a backend from one of two services that have it. The plan says that flows may end if they do, but
-// not how many.
+// TestPlanOfASharedBackend removes a backend from one of its two services. The plan says that flows may end if they do,
+// but not how many.
 func TestPlanOfASharedBackend(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
 	file := b.file(settings{})
@@ -192,8 +192,8 @@ func TestPlanOfASharedBackend(t *testing.T) {
 	}
 }
 
-// TestMergeOutlivesTheDaemon: flows of a service that was merged into another one go on when the daemon is killed and starts
-// again, and status says whose they are.
+// TestMergeOutlivesTheDaemon: flows of a service that was merged into another one go on when the daemon is killed and
+// starts again, and status names their service.
 func TestMergeOutlivesTheDaemon(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 2})
 	file := b.file(settings{})

@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// poolFile has two services at ports 80 and 81 with the backends of one pool, and the second one with others
-// if they are given.
+// poolFile has two services at ports 80 and 81 with the backends of one pool; the second one has others if they
+// are given.
 func (b *bed) poolFile(shop string) string {
 	var text strings.Builder
 	text.WriteString("interfaces:\n")
@@ -24,8 +24,8 @@ func (b *bed) poolFile(shop string) string {
 	return text.String()
 }
 
-// TestPool: services share the backends of a pool and what its checks find, and one that leaves the pool keeps its
-// connections.
+// TestPool: services share the backends of a pool and the results of its checks, and one that leaves the pool
+// keeps its connections.
 func TestPool(t *testing.T) {
 	b, w := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]

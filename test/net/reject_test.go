@@ -13,9 +13,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// A service without a backend that takes new flows refuses at once, as a host without the service
-// does, while flows that a draining backend has go on; a flow whose backend is removed is reset; with
-// on_no_backend: drop nobody answers. A condition names the service meanwhile.
+// TestReject: a service without a backend for new flows refuses them at once, as a host without the
+// service does, while the flows of a draining backend go on; a flow whose backend is removed is
+// reset; with on_no_backend: drop there is no answer. A condition names the service meanwhile.
 func TestReject(t *testing.T) {
 	for _, way := range []struct{ forwarding, attach string }{{"nat", "native"}, {"nat", "generic"}, {"nat", "tc"}, {"dsr-ipip", "native"}} {
 		t.Run(way.forwarding+"/"+way.attach, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestReject(t *testing.T) {
 				}
 			}
 
-			b.reload(file(1, "weight: 0")) // and the other is removed
+			b.reload(file(1, "weight: 0")) // and the other backend is removed
 			for _, vip := range vips {
 				b.refuses(t, "after removal", vip)
 				if _, err := sessions[vip].get(); !errors.Is(err, syscall.ECONNRESET) {
@@ -82,10 +82,10 @@ func TestReject(t *testing.T) {
 	}
 }
 
-// atOnce is less than a second, after which TCP would send its SYN again (RFC 6298, 2).
+// atOnce is less than a second, the time after which TCP would send its SYN again (RFC 6298, 2).
 const atOnce = 900 * time.Millisecond
 
-// refuses requires that a connection and a datagram are refused before anything is sent again.
+// refuses requires that a connection and a datagram are refused before anything is repeated.
 func (b *bed) refuses(t *testing.T, when string, vip netip.Addr) {
 	t.Helper()
 	for protocol, try := range map[string]func(context.Context) error{
@@ -103,7 +103,7 @@ func (b *bed) refuses(t *testing.T, when string, vip netip.Addr) {
 	}
 }
 
-// staysSilent requires that nobody answers, in the time that a refusal would have been there.
+// staysSilent requires that there is no answer in the time of a refusal.
 func (b *bed) staysSilent(t *testing.T, vip netip.Addr) {
 	t.Helper()
 	before := b.status().Reasons["no_backend"].Packets

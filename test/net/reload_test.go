@@ -12,7 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// A file with a fault changes nothing, says where the fault is, and costs no connection.
+// TestReloadOfAWrongFile: a file with a fault changes nothing, the message names the fault's
+// place, and no connection ends.
 func TestReloadOfAWrongFile(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	right := b.file(settings{})
@@ -65,8 +66,8 @@ func frontendsOf(services []service) (list []string) {
 	return list
 }
 
-// Removing a backend ends its connections and no others; adding one moves none, and the
-// new one takes its share of what comes after.
+// TestReloadMovesNoConnection: the removal of a backend ends its connections and no others; an
+// added backend moves none, and takes its share of new ones.
 func TestReloadMovesNoConnection(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
 	b.write(b.file(settings{attach: "native"}))
@@ -121,8 +122,8 @@ func TestReloadMovesNoConnection(t *testing.T) {
 	}
 }
 
-// A change that is no service's is a line of the difference, and in effect. One that the data
-// plane cannot follow is refused before any other is carried out.
+// TestReloadOfSettings: a change outside services is a line of the difference, and in effect.
+// One that the data plane cannot follow is refused before any other is carried out.
 func TestReloadOfSettings(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	interfaces := b.Balancer.Interfaces()
@@ -167,8 +168,8 @@ func TestReloadOfSettings(t *testing.T) {
 	}
 }
 
-// --watch applies a file that was renamed into place, and one that was written in place;
-// a wrong one is reported and changes nothing.
+// TestWatch: --watch applies a file that was renamed into place, and one that was written in
+// place; a wrong one is reported and changes nothing.
 func TestWatch(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{}))
@@ -190,7 +191,7 @@ func TestWatch(t *testing.T) {
 	if err := b.webBackends(2); err != nil {
 		t.Error(err)
 	}
-	b.write(b.file(settings{backends: []int{1}})) // again by renaming: the watch must not have stuck to the old file
+	b.write(b.file(settings{backends: []int{1}})) // again by renaming: the watch must not stay on the old file
 	eventually(t, 10*time.Second, "a second renamed file", func() error { return b.webBackends(1) })
 	for _, s := range sessions {
 		if s.first.Backend == "b1" {
@@ -201,7 +202,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// webBackends is nil if the service web has so many backends of each family.
+// webBackends returns nil if the service web has so many backends of each family.
 func (b *bed) webBackends(want int) error {
 	for _, s := range b.status().Services {
 		if s.Name == "web" && len(s.Backends) == 2*want {
@@ -211,8 +212,8 @@ func (b *bed) webBackends(want int) error {
 	return fmt.Errorf("web has not %d backends of each family: %v", want, frontendsOf(b.status().Services))
 }
 
-// Addresses that full NAT sends from need not be the host's: shunt answers for them. One
-// that is added disturbs no connection, and one that is taken away only its own.
+// TestSourceAddressesChange: the source addresses of full NAT need not be the host's: shunt
+// answers for them. An added one disturbs no connection, and a removed one only its own.
 func TestSourceAddressesChange(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.TwoArm, lab.OneArm} {
 		t.Run(string(layout), func(t *testing.T) {

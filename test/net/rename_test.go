@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// TestRenameMovesNoConnection: services that get other names, or are split, or merged into one that takes a frontend over,
-// keep the connections whose frontend and backend stay.
+// TestRenameMovesNoConnection: services that are renamed, or split, or merged into one that takes over a frontend, keep
+// the connections whose frontend and backend stay.
 func TestRenameMovesNoConnection(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
 	file := b.file(settings{})

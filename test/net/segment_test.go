@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// With tcp_mss, real TCP at both ends of a connection sends no larger segments, over both families,
-// with checksums left to hardware and without.
+// TestSegmentsAreBounded: with tcp_mss, real TCP at both ends of a connection sends no larger
+// segments, over both families, with checksums left to hardware and without.
 func TestSegmentsAreBounded(t *testing.T) {
 	const most = 1300
 	for _, way := range []struct {
@@ -46,7 +46,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 					t.Errorf("%s: what was sent does not come back: %v", family(vip), err)
 				}
 				for name, end := range map[string]net.Conn{"the client": client, "the backend": backend} {
-					if got := segmentOf(t, end); got > most || got < most-20 { // less the timestamps
+					if got := segmentOf(t, end); got > most || got < most-20 { // less because of the timestamps
 						t.Errorf("%s: %s sends segments of %d bytes, want at most %d", family(vip), name, got, most)
 					}
 				}
@@ -57,7 +57,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 	}
 }
 
-// segmentOf is the size of the segments that an end of a connection sends.
+// segmentOf is the size of the segments that one end of a connection sends.
 func segmentOf(t *testing.T, c net.Conn) (bytes int) {
 	t.Helper()
 	raw, err := c.(syscall.Conn).SyscallConn()

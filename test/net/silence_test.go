@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// TestSilencePassesOnADroppedPath: a check that takes silence for a success cannot see one fault: answers of a backend are dropped
-// without a word. The same check with `silence: fail` finds it down, and where nobody listens both do, by the refusal.
+// TestSilencePassesOnADroppedPath: a check that takes silence for a success cannot see one fault: a backend's answers
+// are dropped silently. The same check with `silence: fail` finds it down, and at a port without a server both do, by
+// the refusal.
 func TestSilencePassesOnADroppedPath(t *testing.T) {
 	b, _ := healthBed(t)
 	one, two := b.Backends[0], b.Backends[1]

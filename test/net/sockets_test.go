@@ -26,11 +26,12 @@ func (b *bed) inCgroup(cgroup, script string) *lab.Command {
 	return b.Balancer.Command(within(b.t, time.Minute), "bash", "-c", `echo $$ > "$0/cgroup.procs" && `+script, cgroup)
 }
 
-// asks is a script: it sends a request to the VIP, says the answer, and waits for the end.
+// asks is a script: it sends a request to the VIP, prints the answer, and waits for the end.
 const asks = `exec 3<>/dev/tcp/%s/80 && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && cat <&3`
 
-// Programs in the cgroup reach VIPs that no program at an interface would serve to this host, also
-// while the daemon is dead. When their backend goes, their connections end; other cgroups have none.
+// TestSockets: programs in the cgroup reach VIPs that no program at an interface would serve to this
+// host, also while the daemon is dead. When their backend goes, their connections end; programs in
+// other cgroups have none.
 func TestSockets(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm})
 	cgroup := newCgroup(t, b.instance)

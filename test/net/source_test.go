@@ -22,12 +22,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// A shunt process with sourceVariable has a source beside the configuration file: another file
-// of that format, of which it takes the services alone, whenever its content changes. An empty file
-// withdraws all of them.
+// A shunt process with sourceVariable has a source beside the configuration file: another file in the same format. It
+// uses only the services of that file, whenever its content changes. An empty file withdraws all of them.
 const sourceVariable = "SHUNT_NET_SOURCE"
 
-// becomeDaemon makes this process `shunt run` with another source, if it is to be.
+// becomeDaemon makes this process `shunt run` with another source, if sourceVariable is set.
 func becomeDaemon() {
 	if len(os.Args) < 2 || os.Args[1] != "run" {
 		return
@@ -59,7 +58,7 @@ func fileSource(path string, log *slog.Logger) daemon.Source {
 	}
 }
 
-// runWithSource knows the options that launch gives, and returns the exit code.
+// runWithSource accepts launch's options, and returns the exit code.
 func runWithSource(source daemon.Source, log *slog.Logger) int {
 	balancer := daemon.Product(daemon.Options{Sources: []daemon.Source{source}})
 	options := node.Options{Log: log, Products: []node.Product{balancer}}
@@ -77,7 +76,7 @@ func runWithSource(source daemon.Source, log *slog.Logger) int {
 	return 0
 }
 
-// follow gives the services of a file each time that it has others, until ctx ends.
+// follow passes on the services of a file whenever it changes, until ctx ends.
 func follow(ctx context.Context, path string, changed func([]model.Service)) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -108,10 +107,10 @@ func servicesOf(path string) (services []model.Service, text []byte) {
 	return loaded.Services, text
 }
 
-// A service that is not from the file is as good as one that is: the program that its forwarding
-// needs is attached, it has its slots and is announced, a backend of it can be drained, status and
-// list show it, the service manager hears of it, and a reload of the file neither takes it away nor takes it over. The file's own
-// services go on beside all that.
+// TestSecondSource: a service of another source is equal to one of the file: the program that its forwarding needs is
+// attached, it has its slots and is announced, a backend of it can be drained, status and list show it, the service
+// manager is told of it, and a reload of the file neither removes it nor takes it over. The file's own services go on
+// meanwhile.
 func TestSecondSource(t *testing.T) {
 	b := newDirectBed(t, lab.Options{Layout: lab.OneArm, VIPOnLink: true, MTU: roomy, Backends: 3}, 2)
 	second := directVIPs(1)
@@ -180,7 +179,7 @@ func TestSecondSource(t *testing.T) {
 	m.has(t, "STATUS=forwarding 2 services")
 	b.forget(t)
 	for _, vip := range second {
-		_ = b.tryUDP(at(vip, 53)) // for the look-up
+		_ = b.tryUDP(at(vip, 53)) // to cause a look-up
 		if got := b.resolved(t, vip); got != "" {
 			t.Errorf("the client resolved %s to %s after it was withdrawn", vip, got)
 		}
@@ -210,9 +209,9 @@ func (b *bed) edgeIsServed(t *testing.T, when string) {
 	t.Errorf("%s, status does not show the service", when)
 }
 
-// TestSecondSourceRestarts: a start takes over the services of all sources in one step, so that
-// connections to a service that is not from the file go on. Of a source that meets the file, the
-// services that meet it are left out, and no others.
+// TestSecondSourceRestarts: a start takes over the services of all sources in one step, so that connections to a
+// service that is not in the file go on. If services of another source conflict with the file, they are left out, and
+// no others.
 func TestSecondSourceRestarts(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 2})
 	path := b.path + ".second"

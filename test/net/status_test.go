@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// openEverywhere is how many flows are open, of services, of their backends and of all backends,
-// which must agree.
+// openEverywhere is the number of open flows of services, of their backends and of all backends, which
+// must agree.
 func (s status) openEverywhere() (uint64, error) {
 	of := func(b openFlows) uint64 {
 		if b.Open == nil {
@@ -60,7 +60,7 @@ func TestOpenFlows(t *testing.T) {
 	shows("when two have ended", 4)
 }
 
-// TestStatusOfAService: --service leaves one, --summary its backends out.
+// TestStatusOfAService: --service shows only one, --summary omits its backends.
 func TestStatusOfAService(t *testing.T) {
 	b, _ := exitBed(t, "dsr-ipip")
 	b.start()
@@ -75,7 +75,7 @@ func TestStatusOfAService(t *testing.T) {
 	}
 	whole := ask()
 	name := whole.Services[0].Name
-	one := ask("--service", name) // whose backends serve both address families
+	one := ask("--service", name) // its backends serve both address families
 	if len(one.Services) != 1 || one.Services[0].Name != name || len(one.Services[0].Backends) != 2*len(b.Backends) || len(one.Backends) != len(b.Backends) {
 		t.Errorf("--service %s shows %+v", name, one)
 	}
@@ -95,8 +95,8 @@ func TestStatusOfAService(t *testing.T) {
 	}
 }
 
-// TestCommandsMeanAnInstance: a command that names no instance takes that of the daemon at its socket,
-// and one that names another is refused and changes nothing.
+// TestCommandsMeanAnInstance: a command without an instance's name uses the instance of the daemon at
+// its socket, and one with another name is refused and changes nothing.
 func TestCommandsMeanAnInstance(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 1})
 	b.write(b.file(settings{}))
@@ -108,7 +108,7 @@ func TestCommandsMeanAnInstance(t *testing.T) {
 			t.Errorf("shunt %s: exit code %d\n%s", command, code, out)
 		}
 		code, out := b.shunt(append(words, "--instance", "other")...)
-		if command == "status --summary" { // root reads the other one's maps, which are not there
+		if command == "status --summary" { // root reads the other instance's maps, which do not exist
 			if code == 0 || !strings.Contains(out, "other") {
 				t.Errorf("shunt %s of another instance: exit code %d\n%s", command, code, out)
 			}

@@ -38,7 +38,7 @@ func (b *bed) towards(t *testing.T) netlink.Link {
 	return link
 }
 
-// own gives the balancer an address towards the backends, or changes what it has of it.
+// own gives the balancer an address towards the backends, or changes its flags.
 func (b *bed) own(t *testing.T, address netip.Prefix, flags int, deprecated bool) {
 	t.Helper()
 	a, err := netlink.ParseAddr(address.String())
@@ -56,7 +56,7 @@ func (b *bed) own(t *testing.T, address netip.Prefix, flags int, deprecated bool
 	}
 }
 
-// prefer has the balancer send from an address to the network, or the host, of a prefix.
+// prefer sets the balancer's source address for the network, or the host, of a prefix.
 func (b *bed) prefer(t *testing.T, to netip.Prefix, source netip.Addr) {
 	t.Helper()
 	if err := b.Balancer.Netlink().RouteReplace(b.linkRoute(t, to, source)); err != nil {
@@ -64,7 +64,7 @@ func (b *bed) prefer(t *testing.T, to netip.Prefix, source netip.Addr) {
 	}
 }
 
-// linkRoute is a route to what is on the link.
+// linkRoute is a route to a network or host on the link.
 func (b *bed) linkRoute(t *testing.T, to netip.Prefix, source netip.Addr) *netlink.Route {
 	r := &netlink.Route{Dst: ipNet(to.Masked()), LinkIndex: b.towards(t).Attrs().Index, Scope: netlink.SCOPE_LINK, Src: source.AsSlice(), Protocol: unix.RTPROT_KERNEL}
 	if to.Addr().Is6() {
@@ -90,9 +90,9 @@ func (b *bed) leaves(t *testing.T, vip netip.Addr, not netip.Addr) netip.Addr {
 	return now
 }
 
-// TestNATSourceIsKept: a flow keeps the address that NAT sends it from as long as the host has that,
-// whichever it would choose now; new flows take the present choice. When the address goes, its flows
-// are ended, counted and told.
+// TestNATSourceIsKept: a flow keeps its source address of NAT as long as the host has that address,
+// even if NAT would choose another one now; new flows take the present choice. When the address
+// goes, its flows are ended, counted and reported.
 func TestNATSourceIsKept(t *testing.T) {
 	for _, way := range []struct {
 		attach string
@@ -153,8 +153,8 @@ func TestNATSourceIsKept(t *testing.T) {
 	}
 }
 
-// sourceGoes takes the first sources from the balancer. Their flows end, with a word, and all others
-// go on.
+// sourceGoes removes the first sources from the balancer. Their flows end, with a message, and all
+// others go on.
 func (b *bed) sourceGoes(t *testing.T, sessions []*session) {
 	t.Helper()
 	link := b.towards(t).Attrs().Name

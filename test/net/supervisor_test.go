@@ -53,7 +53,7 @@ func newManager(t *testing.T) *manager {
 	return m
 }
 
-// has waits until something with all of these words was said, and forgets what was before.
+// has waits for a message with all of these words, and forgets earlier ones.
 func (m *manager) has(t *testing.T, words ...string) string {
 	t.Helper()
 	var found string
@@ -75,7 +75,7 @@ func (m *manager) has(t *testing.T, words ...string) string {
 	return found
 }
 
-// lastPing is when the daemon last said that it is alive.
+// lastPing is the time of the daemon's last WATCHDOG=1.
 func (m *manager) lastPing() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,7 +90,7 @@ func (b *bed) supervised(t *testing.T, m *manager, watchdog time.Duration, args 
 	b.daemon = starts(b.t, c)
 }
 
-// The service manager is told what it has to know.
+// TestNotify checks the messages to the service manager.
 func TestNotify(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	m := newManager(t)
@@ -126,7 +126,8 @@ func TestNotify(t *testing.T) {
 	sessions[0].Close()
 }
 
-// holdAttaching has every attaching of the instance wait, until letGo or the end of the test.
+// holdAttaching makes every attachment of the instance wait, until letGo or the end of the
+// test.
 func (b *bed) holdAttaching(t *testing.T) (letGo func()) {
 	t.Helper()
 	folder, err := os.Open("/sys/fs/bpf/shunt/" + b.instance)
@@ -144,8 +145,9 @@ func (b *bed) holdAttaching(t *testing.T) (letGo func()) {
 	return func() { flock(unix.LOCK_UN) }
 }
 
-// The watchdog is told that shunt is alive only while it gets on with its work: not while a
-// change hangs in the kernel, although the process runs, and again when it goes on.
+// TestWatchdogOfAStuckChange: the daemon notifies the watchdog only while its work goes on:
+// not while a change hangs in the kernel, although the process runs, and again when the change
+// goes on.
 func TestWatchdogOfAStuckChange(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	m := newManager(t)

@@ -20,8 +20,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// A start that fails leaves what a killed daemon left as it was; one that succeeds may
-// bring another file, and another attach mode.
+// TestTakeOver: a start that fails does not change the state that a killed daemon has left; one that succeeds may bring
+// another file, and another attach mode.
 func TestTakeOver(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{attach: "native"}))
@@ -79,8 +79,8 @@ type load struct {
 	failed []error
 }
 
-// begin makes new connections, requests on connections that stay and, if asked to,
-// datagrams from new sockets, all of which must be answered. A pause after each leaves CPU to other tests, but for the long versions.
+// begin makes new connections, requests on connections that stay and, with udp, datagrams from new sockets, all of
+// which must be answered. A pause after each leaves CPU time to other tests, except in the long versions.
 func (b *bed) begin(t *testing.T, udp bool) *load {
 	t.Helper()
 	if soak {
@@ -126,7 +126,7 @@ func (b *bed) beginWith(t *testing.T, udp bool, pause time.Duration) *load {
 	return l
 }
 
-// end stops and fails the test for every request that failed.
+// end stops the load, and fails the test for every request that failed.
 func (l *load) end(t *testing.T) {
 	t.Helper()
 	l.stop()
@@ -141,7 +141,7 @@ func (l *load) end(t *testing.T) {
 	t.Logf("%d requests and datagrams", l.count.Load())
 }
 
-// Nothing fails for anybody while the daemon is killed, comes back and reloads.
+// TestNothingFailsMeanwhile: no request fails while the daemon is killed, comes back and reloads.
 func TestNothingFailsMeanwhile(t *testing.T) {
 	for _, way := range []struct {
 		layout lab.Layout
@@ -169,10 +169,10 @@ func TestNothingFailsMeanwhile(t *testing.T) {
 	}
 }
 
-// After kill -9 new connections work for as long as one likes: ports are released and
-// reused, and next hops are found, without a daemon. A pool of 200 ports is too small
-// for 60 s of rest per port, even where a busy machine makes few connections, so the oldest closed ones
-// have to be taken. With -short the pool is smaller still: an emulated machine makes fewer.
+// TestNewConnectionsWithoutADaemon: after kill -9 new connections work for any time: ports are released and reused, and
+// next hops are found, without a daemon. A pool of 200 ports is too small for 60 s of rest per port, even if a busy
+// machine makes few connections, so the oldest closed ones have to be taken. With -short the pool is smaller still: an
+// emulated machine makes fewer.
 func TestNewConnectionsWithoutADaemon(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	ports := "10000-10199"
@@ -200,7 +200,7 @@ func TestNewConnectionsWithoutADaemon(t *testing.T) {
 	}
 }
 
-// A client that uses one source port again and again is served, after either end closed first.
+// TestSourcePortUsedAgain: a client that uses one source port again and again is served, after either end closed first.
 func TestSourcePortUsedAgain(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{}))
@@ -222,12 +222,12 @@ func TestSourcePortUsedAgain(t *testing.T) {
 	}
 }
 
-// once is one connection from a given port with one request on it.
+// once makes one connection from a given port with one request on it.
 func (b *bed) once(t *testing.T, local netip.AddrPort, address, closer string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	conn, err := b.Client.DialFrom(ctx, "tcp", local, address)
-	for errors.Is(err, syscall.EADDRNOTAVAIL) && ctx.Err() == nil { // the client's kernel still has the last one
+	for errors.Is(err, syscall.EADDRNOTAVAIL) && ctx.Err() == nil { // the client's kernel still has the last connection
 		conn, err = b.Client.DialFrom(ctx, "tcp", local, address)
 	}
 	if err != nil {
@@ -258,8 +258,7 @@ func (b *bed) once(t *testing.T, local netip.AddrPort, address, closer string) e
 	return nil
 }
 
-// UDP sockets that are in use when their backend is removed are answered by another one,
-// the rest keep theirs.
+// TestRemovedBackendOfUDP: UDP sockets in use get another backend when theirs is removed; the rest keep theirs.
 func TestRemovedBackendOfUDP(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm, Backends: 3})
 	b.write(b.file(settings{}))
@@ -309,7 +308,7 @@ func TestRemovedBackendOfUDP(t *testing.T) {
 	}
 }
 
-// SIGHUP applies the file, SIGINT (Ctrl-C) detaches.
+// TestSignals: SIGHUP applies the file, SIGINT (Ctrl-C) detaches.
 func TestSignals(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	before := b.traces(t)
@@ -326,8 +325,8 @@ func TestSignals(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// `shunt run 2>&1 | tee log` and Ctrl-C: tee ends first, and shunt detaches all the same,
-// although nobody reads what it says about that.
+// TestStopWithNobodyListening: `shunt run 2>&1 | tee log` and Ctrl-C. tee ends first, and shunt still detaches,
+// although no process reads its messages.
 func TestStopWithNobodyListening(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	before := b.traces(t)
@@ -358,7 +357,7 @@ func TestStopWithNobodyListening(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// SIGTERM while reloads go on ends cleanly, with nothing left.
+// TestStopDuringReload: SIGTERM during reloads ends the daemon cleanly, with nothing left.
 func TestStopDuringReload(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	before := b.traces(t)
@@ -372,7 +371,7 @@ func TestStopDuringReload(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Either answer is right; it must not outlive the daemon's detaching.
+		// Either answer is right; the reload must not outlive the daemon's detaching.
 		_, _ = command(b.Balancer, "reload", "--socket", b.socket).CombinedOutput()
 	}()
 	eventually(t, 10*time.Second, "the reload's question for the next hop", func() error {
@@ -391,8 +390,8 @@ func TestStopDuringReload(t *testing.T) {
 	b.nothingLeft(t, before)
 }
 
-// Packets that are not for a service pass untouched, in both directions, while shunt works: those of the balancer's own
-// servers and connections, and packets that its kernel forwards.
+// TestOthersPass: packets that are not for a service pass untouched, in both directions, while shunt works: packets of
+// the balancer's own servers and connections, and packets that its kernel forwards.
 func TestOthersPass(t *testing.T) {
 	for _, attach := range []string{"native", "generic"} {
 		t.Run(attach, func(t *testing.T) {
@@ -434,7 +433,7 @@ func TestOthersPass(t *testing.T) {
 	}
 }
 
-// A router between the balancer and a backend, with a narrow link behind it: its "too big"
+// TestPathMTUToTheBackend has a router between the balancer and a backend, with a narrow link behind it: its "too big"
 // goes to the balancer's address, and belongs to the client.
 func TestPathMTUToTheBackend(t *testing.T) {
 	const narrow = 1300
@@ -481,14 +480,14 @@ func TestPathMTUToTheBackend(t *testing.T) {
 	}
 }
 
-// A change of the attach mode leaves an interface without a program for a moment. The host's
-// stack gets the packets of that moment, and must not answer them: packets of connections
-// through shunt would be reset, because the host knows none of them.
+// TestChangeOfMode: a change of the attach mode leaves an interface without a program for a moment. The host's stack
+// gets the packets of that moment, and must not answer them: it would reset the connections through shunt, because the
+// host knows none of them.
 func TestChangeOfMode(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.write(b.file(settings{attach: "native"}))
 	b.start()
-	// Often enough to meet the moment, seldom enough to leave an emulated machine time to load.
+	// Often enough to hit the moment, seldom enough to leave an emulated machine time to load.
 	l := b.beginWith(t, false, 5*time.Millisecond*patience)
 	for _, mode := range []string{"generic", "native", "generic", "native"} {
 		b.reload(b.file(settings{attach: mode}))

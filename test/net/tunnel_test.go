@@ -16,8 +16,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Encapsulations of linux/if_tunnel.h: enum tunnel_encap_types and its flag for UDP
-// checksums over IPv6, which these devices send; the receiver takes datagrams without, too.
+// Encapsulations of linux/if_tunnel.h: enum tunnel_encap_types and its flag for UDP checksums
+// over IPv6, which these devices send; the receiver also takes datagrams without them.
 const (
 	encapFOU, encapGUE = 1, 2
 	encapChecksum6     = 1 << 1
@@ -33,10 +33,10 @@ type tunnelKind struct {
 	inner []netip.Prefix // left's addresses inside; right's are the next ones
 	link  func(attrs netlink.LinkAttrs, local, remote net.IP) netlink.Link
 	outer int          // family of the outer header
-	port  *netlink.Fou // what receives, where that is not the device itself
+	port  *netlink.Fou // the receiver, if it is not the device itself
 }
 
-// inside are a tunnel's own networks, so that nothing but the tunnel leads there.
+// inside has a tunnel's own networks, so that only the tunnel leads there.
 func inside(n int) (four, six netip.Prefix) {
 	return netip.MustParsePrefix(fmt.Sprintf("10.8.%d.1/24", n)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:8:%d::1/64", n))
 }
@@ -74,8 +74,9 @@ func tunnelKinds() []tunnelKind {
 	}
 }
 
-// The kernel's own tunnels can be made and carry datagrams: what is tested against them
-// later can rely on that. Kernels without them skip by name, those of test/kernel have all.
+// TestTunnelDevices: the kernel's own tunnels can be made and carry datagrams, so that later
+// tests against them can rely on that. Kernels without them skip by name; the kernels of
+// test/kernel have all.
 func TestTunnelDevices(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run the tests with sudo")
@@ -117,7 +118,7 @@ func TestTunnelDevices(t *testing.T) {
 	}
 }
 
-// dig makes one end of the tunnel, the second one with the second addresses.
+// dig makes one end of the tunnel; the second end has the second addresses.
 func (k tunnelKind) dig(t *testing.T, h, peer *lab.Host, device string, second bool) {
 	t.Helper()
 	local, remote := h.Addr4(), peer.Addr4()
@@ -137,7 +138,7 @@ func (k tunnelKind) dig(t *testing.T, h, peer *lab.Host, device string, second b
 		lacks(t, err, unix.EOPNOTSUPP, link.Type())
 		t.Fatalf("making a device of type %s: %v", link.Type(), err)
 	}
-	t.Cleanup(func() { // a second one with the same addresses is refused
+	t.Cleanup(func() { // a second device with the same addresses is refused
 		if err := h.Netlink().LinkDel(link); err != nil {
 			t.Errorf("deleting %s: %v", device, err)
 		}
@@ -155,8 +156,8 @@ func (k tunnelKind) dig(t *testing.T, h, peer *lab.Host, device string, second b
 	}
 }
 
-// receiveUDP makes the kernel take encapsulation off what arrives on a port in the thread's
-// namespace. netlink.FouAdd does not do for GUE: it sends the attribute for the protocol
+// receiveUDP makes the kernel remove the encapsulation of packets to a port in the thread's
+// namespace. netlink.FouAdd does not work for GUE: it sends the attribute for the protocol
 // with 0, which 6.12.117 refuses with ERANGE.
 func receiveUDP(f netlink.Fou) error {
 	family, err := netlink.GenlFamilyGet(netlink.FOU_GENL_NAME)
@@ -175,8 +176,8 @@ func receiveUDP(f netlink.Fou) error {
 	return err
 }
 
-// lacks skips a test where the kernel was built without something, but not in the machines
-// of test/kernel, which load it.
+// lacks skips a test if the kernel was built without a feature, but not in the machines of
+// test/kernel, which load it.
 func lacks(t *testing.T, err, sign error, what string) {
 	t.Helper()
 	if errors.Is(err, sign) && os.Getenv("SHUNT_KERNEL_TEST") == "" {

@@ -25,19 +25,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/moving"
 )
 
-// mountsVariable is "new" for a child that makes a mount namespace with folders of its own
-// for shunt and stays there, "bare" for one without bpffs, or the path of such a namespace, to
-// run in.
+// mountsVariable is "new" for a child that makes a mount namespace with folders of its own for
+// shunt and stays there, "bare" for one without bpffs, or the path of such a namespace to run
+// in.
 const mountsVariable = "SHUNT_NET_MOUNTS"
 
-// sandboxVariable has a child lack capabilities of its ancestors, as in a unit's sandbox.
+// sandboxVariable makes a child lack capabilities of its ancestors, as in a unit's sandbox.
 const sandboxVariable = "SHUNT_NET_SANDBOX"
 
-// ownMounts are where shunt leaves anything on a machine.
+// ownMounts are the folders where shunt leaves files on a machine.
 var ownMounts = map[string]string{"/run": "tmpfs", "/var/lib": "tmpfs", "/sys/fs/bpf": "bpf"}
 
-// enterMounts makes or enters a mount namespace. A namespace is a thread's, so who enters
-// one begins anew there.
+// enterMounts makes or enters a mount namespace. A namespace is a thread's, so a process that
+// enters one executes itself again there.
 func enterMounts(mounts string) {
 	runtime.LockOSThread()
 	die := func(what string, err error) {
@@ -52,16 +52,17 @@ func enterMounts(mounts string) {
 		die("leave what threads share", unix.Unshare(unix.CLONE_FS))
 		die("enter the namespace", unix.Setns(int(f.Fd()), unix.CLONE_NEWNS))
 		os.Unsetenv(mountsVariable)
-		if os.Getenv(sandboxVariable) != "" { // so it cannot look at processes that have them
+		if os.Getenv(sandboxVariable) != "" { // so it cannot inspect processes that have them
 			die("give a capability up", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_PTRACE, 0, 0, 0))
 			die("give another up", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_TIME, 0, 0, 0))
 		}
 		die("begin anew", unix.Exec(os.Args[0], os.Args, os.Environ()))
 	}
-	// As a service manager's sandbox: it sees what others mount, and they nothing of its own.
+	// As a service manager's sandbox: it sees the mounts of others, but they see none of its
+	// own.
 	die("make a mount namespace", unix.Unshare(unix.CLONE_NEWNS))
 	die("make it one to be a slave of", unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
-	master, err := os.Open("/proc/thread-self/ns/mnt") // which goes with the last who has it
+	master, err := os.Open("/proc/thread-self/ns/mnt") // it goes with its last holder
 	die("hold it", err)
 	die("make another", unix.Unshare(unix.CLONE_NEWNS))
 	die("keep it apart", unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""))
@@ -87,7 +88,7 @@ func init() {
 	}
 }
 
-// apart is a bed whose shunt sees nothing of what others leave on the machine.
+// apart is a bed whose shunt does not see the files that others leave on the machine.
 type apart struct {
 	*bed
 	holder *exec.Cmd
@@ -144,7 +145,7 @@ func (a *apart) run(stdin string, args ...string) (code int, output string) {
 	return 0, string(out)
 }
 
-// files is everything in the folders that shunt may leave something in.
+// files lists everything in the folders where shunt may leave files.
 func (a *apart) files() (all []string) {
 	for path := range ownMounts {
 		root := fmt.Sprintf("/proc/%d/root%s", a.holder.Process.Pid, path)
@@ -161,12 +162,12 @@ func (a *apart) files() (all []string) {
 	return all
 }
 
-// `shunt uninstall` refuses under a daemon, lists what there is, removes nothing unless it
-// is told to, and then leaves nothing of all that killed processes had left.
+// TestUninstall: `shunt uninstall` refuses under a daemon, lists its finds, removes nothing
+// without confirmation, and then removes everything that killed processes had left.
 func TestUninstall(t *testing.T) {
 	a := newApart(t, "new", lab.Options{Layout: lab.TwoArm})
 	for _, i := range a.Balancer.Interfaces() {
-		if err := a.Balancer.SetOffload(i.Name, map[string]bool{"gro": true}); err != nil { // on a network card it is
+		if err := a.Balancer.SetOffload(i.Name, map[string]bool{"gro": true}); err != nil { // as on a network card
 			t.Fatal(err)
 		}
 	}
@@ -203,7 +204,7 @@ func TestUninstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(decap, "shunt decap")
-	held := func() (is bool) { // what `shunt-kube run --moving` leaves, which is not here
+	held := func() (is bool) { // the entry that `shunt-kube run --moving` leaves, which does not run here
 		t.Helper()
 		if err := a.Balancer.Run(func() (err error) { is, err = moving.Left(); return err }); err != nil {
 			t.Fatal(err)
@@ -280,8 +281,8 @@ func (b *bed) notOnLoopback(t *testing.T, address netip.Addr) {
 	}
 }
 
-// In a sandbox without bpffs shunt does not mount one of its own, which would take the data
-// plane with it when it ends.
+// TestSandboxWithoutBPFFS: in a sandbox without bpffs shunt does not mount one of its own,
+// which would end with the sandbox, and the data plane with it.
 func TestSandboxWithoutBPFFS(t *testing.T) {
 	a := newApart(t, "bare", lab.Options{Layout: lab.TwoArm})
 	a.env = []string{sandboxVariable + "=1"}

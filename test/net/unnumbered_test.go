@@ -36,8 +36,8 @@ func linkLocal(t *testing.T, h *lab.Host, iface string) (address net.IP, index i
 	return address, link.Attrs().Index
 }
 
-// leads gives a host a route to an address by way of another one's link-local address, IPv4 too, and with a source
-// of its own if there is one.
+// leads gives a host a route to an address through another host's link-local address, IPv4 too, and with a source of
+// its own if there is one.
 func leads(t *testing.T, from *lab.Host, iface string, to netip.Prefix, router *lab.Host, at string, source netip.Addr) {
 	t.Helper()
 	via, _ := linkLocal(t, router, at)
@@ -56,8 +56,8 @@ func leads(t *testing.T, from *lab.Host, iface string, to netip.Prefix, router *
 	}
 }
 
-// unnumber takes the balancer's addresses towards the backends away: it has some on lo alone, and reaches
-// backends by way of their link-local addresses, as they reach it.
+// unnumber removes the balancer's addresses towards the backends: it has addresses on lo alone, and reaches backends
+// through their link-local addresses, as they reach it.
 func (b *bed) unnumber(t *testing.T, own ...netip.Prefix) {
 	t.Helper()
 	link := b.towards(t).Attrs().Name
@@ -81,7 +81,7 @@ func (b *bed) unnumber(t *testing.T, own ...netip.Prefix) {
 	}
 }
 
-// sourceFor is the one of some addresses that is of a family; else none.
+// sourceFor returns the address of the family of to; otherwise none.
 func sourceFor(to netip.Addr, own []netip.Prefix) netip.Addr {
 	for _, p := range own {
 		if p.Addr().Is4() == to.Is4() {
@@ -91,8 +91,8 @@ func sourceFor(to netip.Addr, own []netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-// TestUnnumbered: a balancer with addresses on lo alone and IPv4 by way of IPv6 routers sends from these,
-// with NAT, in tunnels' headers and for checks, and `check --host` agrees with `run`.
+// TestUnnumbered: a balancer with addresses on lo alone and IPv4 through IPv6 routers sends from these, with NAT, in
+// tunnels' headers and for checks, and `check --host` agrees with `run`.
 func TestUnnumbered(t *testing.T) {
 	for _, attach := range []string{"native", "generic", "tc"} {
 		t.Run(attach, func(t *testing.T) {
@@ -138,7 +138,7 @@ func (b *bed) inFlow(port uint16) (list []string) {
 	return list
 }
 
-// TestNoAddressToSendFrom: `check --host` says what would be counted as no_source.
+// TestNoAddressToSendFrom: `check --host` reports a backend whose packets would be counted as no_source.
 func TestNoAddressToSendFrom(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.unnumber(t, hostsOwn[1])
@@ -155,8 +155,8 @@ func TestNoAddressToSendFrom(t *testing.T) {
 	}
 }
 
-// TestOnLinkWithoutANetwork: `check --host` knows that a backend is on the link by its route as well as by an address of
-// the host's in the same network.
+// TestOnLinkWithoutANetwork: `check --host` knows that a backend is on the link by its route as well as by an address
+// of the host in the same network.
 func TestOnLinkWithoutANetwork(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.TwoArm})
 	b.unnumber(t, hostsOwn...)

@@ -56,12 +56,12 @@ func TestUnreachableBackendDelaysOneChange(t *testing.T) {
 	waits(".250", ".251")
 	b.reload(b.file(settings{backends: []int{1}}))
 	b.reload(b.file(settings{backends: []int{1}, more: dead(250)}))
-	waits(".250", ".251", ".250") // gone meanwhile, so it is new again
+	waits(".250", ".251", ".250") // removed meanwhile, so it is new again
 }
 
-// TestSilentBackendIsAvoided: a backend without health checks whose link goes down gets no new
-// flows as long as there is another, says so, and gets them again once it is back. Where none
-// can be reached, nothing is taken from anybody.
+// TestSilentBackendIsAvoided: a backend without health checks whose link goes down gets no new flows
+// as long as there is another, is reported, and gets flows again once it is back. If none can be
+// reached, all keep their slots.
 func TestSilentBackendIsAvoided(t *testing.T) {
 	b := newBed(t, lab.Options{Layout: lab.OneArm, Backends: 2})
 	one, two := b.Backends[0], b.Backends[1]

@@ -19,8 +19,9 @@ func track(file, service, tracking string) string {
 	return before + "- name: " + service + "\n    tracking: " + tracking + "\n" + after
 }
 
-// A drain cannot keep, and cannot wait for, what nothing remembers: it says so, names the services,
-// says what to do, and that helps. Of a backend that other services have, too, it waits for those.
+// TestDrainOfUntrackedFlows: a drain cannot keep, and cannot wait for, flows that are not remembered: it
+// says so, names the services and the remedy, and the remedy works. If the backend has other services, too,
+// it waits for theirs.
 func TestDrainOfUntrackedFlows(t *testing.T) {
 	b, file, addresses := drainBed(t, "dsr-ipip")
 	web, twin, drained := directVIPs(0)[0], directVIPs(1)[0], addresses[1].String()
@@ -55,14 +56,15 @@ func TestDrainOfUntrackedFlows(t *testing.T) {
 	b.set(t, "undrain", drained)
 	again := b.sessionsWith(t, web, 16, "b2")
 	b.set(t, "drain", drained)
-	b.set(t, "undrain", drained) // before a packet has been to another backend
+	b.set(t, "undrain", drained) // before a packet has reached another backend
 	b.reload(pair("auto"))
 	if out := b.waitUntilIdle(t, again, drained); strings.Contains(out, "tracking: none") {
 		t.Errorf("with tracking: auto the command speaks of another:\n%s", out)
 	}
 }
 
-// UDP of direct return leaves a backend that drains, but for a service that always remembers.
+// TestDrainOfUDP: UDP of direct return leaves a backend that drains, except for a service that always
+// remembers.
 func TestDrainOfUDP(t *testing.T) {
 	b, file, addresses := drainBed(t, "dsr-ipip")
 	vips, drained := []netip.Addr{directVIPs(0)[0], directVIPs(1)[0]}, addresses[1].String()
@@ -83,7 +85,7 @@ func TestDrainOfUDP(t *testing.T) {
 	isThere := func(vip netip.Addr) bool {
 		return slices.ContainsFunc(flows, func(f flow) bool { return f.vip == vip })
 	}
-	for n := 0; n < 32 || n < 320 && !(isThere(vips[0]) && isThere(vips[1])); n++ { // which chance decides
+	for n := 0; n < 32 || n < 320 && !(isThere(vips[0]) && isThere(vips[1])); n++ { // chance decides this
 		conn, err := b.Client.Dial(within(t, answerTimeout), "udp", at(vips[n%2], 53))
 		if err != nil {
 			t.Fatal(err)
@@ -108,8 +110,8 @@ func TestDrainOfUDP(t *testing.T) {
 	}
 }
 
-// waitUntilIdle drains, closes the backend's connections after a while, and expects the
-// command to end only then. It returns what was printed.
+// waitUntilIdle drains, closes the backend's connections after a while, and expects the command to end only
+// then. It returns the output.
 func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) string {
 	t.Helper()
 	const idle = 2 * time.Second
@@ -120,7 +122,7 @@ func (b *bed) waitUntilIdle(t *testing.T, sessions []*session, drained string) s
 	p := b.spawn(b.Balancer, "backend", "drain", drained, "--wait", "--idle", idle.String(), "--instance", b.instance, "--socket", b.socket)
 	b.others = append(b.others, p)
 	b.awaits(p, "no new flows")
-	often := time.NewTicker(idle / 40) // far more often than the drain looks at what is idle; without rest it would take a CPU from other tests
+	often := time.NewTicker(idle / 40) // far more often than the drain reads the idle times; without a pause it would take a CPU from other tests
 	defer often.Stop()
 	for begin := time.Now(); time.Since(begin) < idle+idle/2; <-often.C {
 		for _, s := range busy {

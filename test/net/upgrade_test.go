@@ -25,7 +25,7 @@ const (
 	killVariable = "SHUNT_NET_KILL"
 )
 
-// becomeNext makes this process the next version, if it is to be.
+// becomeNext makes this process the next version, if nextVariable is set.
 func becomeNext() {
 	if os.Getenv(nextVariable) == "" {
 		return
@@ -40,8 +40,8 @@ func becomeNext() {
 	abi.Become(v)
 }
 
-// upgradeBed is a network under all the load that an upgrade must not disturb: web and dns with
-// NAT at the first VIPs, direct return over IPIP at the second, NAT with affinity at the third.
+// upgradeBed is a network under the load that an upgrade must not disturb: web and dns with NAT at
+// the first VIPs, direct return over IPIP at the second, NAT with affinity at the third.
 type upgradeBed struct {
 	*bed
 	clients  []netip.Addr
@@ -73,7 +73,7 @@ func newUpgradeBed(t *testing.T) *upgradeBed {
 	b.write(b.services(1, 2))
 	b.start()
 	b.sessions = b.open(t, 8)
-	for range 2 { // flows of before the change, and flows of after it
+	for range 2 { // flows from before the change, and flows from after it
 		for _, vip := range directVIPs(1) {
 			b.sessions = append(b.sessions, b.sessionsOf(t, vip, 8)...)
 		}
@@ -95,11 +95,11 @@ func newUpgradeBed(t *testing.T) *upgradeBed {
 	return b
 }
 
-// begin starts the load: what load has, and transfers in both directions without a pause.
+// begin starts the load: the traffic of load, and transfers in both directions without a pause.
 func (b *upgradeBed) begin(t *testing.T) {
 	t.Helper()
-	// So much at once, and no more often than pace says: transfers without a limit fill the rings of
-	// the veths, which then drop datagrams that nobody sends again.
+	// So much at once, at the rate of pace: transfers without a limit fill the rings of the veths,
+	// which then drop datagrams that no sender repeats.
 	const piece = 64 << 10
 	b.load = b.bed.begin(t, true)
 	ctx, stop := context.WithCancel(context.Background())
@@ -135,7 +135,7 @@ func (b *upgradeBed) begin(t *testing.T) {
 	}
 }
 
-// end stops the load. Nothing of it may have failed.
+// end stops the load. No part of it may have failed.
 func (b *upgradeBed) end(t *testing.T) {
 	t.Helper()
 	b.stop()
@@ -148,7 +148,7 @@ func (b *upgradeBed) end(t *testing.T) {
 	b.same(t, "at the end")
 }
 
-// same requires that all sessions go on with their backends, and that clients come back to theirs.
+// same requires that all sessions go on with their backends, and that clients reach theirs again.
 func (b *upgradeBed) same(t *testing.T, when string) {
 	t.Helper()
 	b.goOn(t, when, b.sessions)
@@ -165,7 +165,7 @@ func (b *upgradeBed) same(t *testing.T, when string) {
 	}
 }
 
-// launchInVain starts this version, which is older, and waits for it to end.
+// launchInVain starts this version, which is older, and waits for its end.
 func (b *upgradeBed) launchInVain(t *testing.T) *process {
 	t.Helper()
 	p := b.launch()
@@ -199,8 +199,8 @@ func (s status) counted() (sum uint64) {
 	return sum
 }
 
-// A version with another ABI takes over under load: no connection is lost or moved, no transfer
-// harmed, counters go on. The version before is refused then.
+// TestUpgrade: a version with another ABI takes over under load: no connection is lost or moved, no
+// transfer harmed, counters go on. Afterwards the version before is refused.
 func TestUpgrade(t *testing.T) {
 	b := newUpgradeBed(t)
 	b.begin(t)
@@ -225,11 +225,11 @@ func TestUpgrade(t *testing.T) {
 	b.end(t)
 	b.reload(b.services(1, 2))
 	b.kill()
-	b.env = nil // the older one can take away what it does not know
+	b.env = nil // the older version can remove maps that it does not know
 }
 
-// A process that is killed while it upgrades disturbs nobody. The older version goes on if the
-// upgrade had not taken effect, and the newer one finishes it if it had.
+// TestUpgradeKilled: a process that is killed during an upgrade disturbs no connection. The older
+// version goes on if the upgrade had not taken effect, and the newer one finishes it if it had.
 func TestUpgradeKilled(t *testing.T) {
 	b := newUpgradeBed(t)
 	b.begin(t)
@@ -252,7 +252,7 @@ func TestUpgradeKilled(t *testing.T) {
 	b.end(t)
 }
 
-// refusedMidway is refused while the upgrade is not finished.
+// refusedMidway requires that this version is refused while the upgrade is not finished.
 func (b *upgradeBed) refusedMidway(t *testing.T) {
 	t.Helper()
 	p := b.launchInVain(t)

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestHealthWhileAChangeWaits: a backend that fails is out of service although a reload waits, for a name
-// that nobody resolves or for a next hop that nobody has.
+// TestHealthWhileAChangeWaits: a backend that fails goes out of service although a reload waits, for a
+// name that no resolver knows or for a next hop that no host has.
 func TestHealthWhileAChangeWaits(t *testing.T) {
 	b, w := healthBed(t)
 	one := b.Backends[0]
@@ -16,7 +16,7 @@ func TestHealthWhileAChangeWaits(t *testing.T) {
 	resolvers := serveZone(t, b.Client, z)
 	z.silence()
 	file := strings.Replace(b.file(settings{backends: []int{1}}), "defaults: {",
-		fmt.Sprintf("defaults: {health: {http: {port: %d}, %s}, ", healthPort, "interval: 400ms, timeout: 400ms, fall: 1, rise: 1"), 1) // quicker than what the reload waits for
+		fmt.Sprintf("defaults: {health: {http: {port: %d}, %s}, ", healthPort, "interval: 400ms, timeout: 400ms, fall: 1, rise: 1"), 1) // quicker than the reload's wait
 	b.write(file)
 	b.startWith(t, resolvers)
 	b.isServed(t, "at start", one)
@@ -25,7 +25,7 @@ func TestHealthWhileAChangeWaits(t *testing.T) {
 		{"for a next hop", "address: 10.0.0.77", "cannot be reached yet"},
 	} {
 		t.Run(waits.name, func(t *testing.T) {
-			// A machine that is slow may find the failure when the reload has waited long enough.
+			// A slow machine may find the failure only when the reload has waited long enough.
 			const attempts = 5
 			for attempt := 1; ; attempt++ {
 				more := fmt.Sprintf("\n  - {name: more, address: 192.0.2.10, protocol: udp, port: %d, backends: [{%s, port: 9}]}\n", 5000+attempt, waits.backend)

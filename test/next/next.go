@@ -12,13 +12,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// The environment is that of internal/lb/datapath, and gen makes the objects from bpf/.
+// The environment is the one of internal/lb/datapath, and gen makes the objects from bpf/.
 //go:generate go run ./gen
 
 // ABI is one more than this version's.
 const ABI = 2
 
-// Version is the next one.
+// Version is the next version.
 func Version() *abi.Version {
 	return &abi.Version{
 		ABI: ABI, Steps: []abi.Step{Step()},
@@ -31,17 +31,17 @@ func Version() *abi.Version {
 // Step leads to the next version: struct flow has a service_index of 32 bits there.
 func Step() abi.Step {
 	return abi.Step{From: ABI - 1, To: ABI, Maps: map[string]abi.Convert{
-		"sh_flows": ConvertFlow, "sh_fragments": nil, // its notes are of flows too, and begin anew
+		"sh_flows": ConvertFlow, "sh_fragments": nil, // its notes are of flows too, and begin empty
 	}}
 }
 
-// Where struct flow_key has things, in both versions.
+// Offsets in struct flow_key, in both versions.
 const (
 	keySource, keyDestination, keyPorts, keyProtocol = 0, 16, 32, 36
 	keySize                                          = 40
 )
 
-// Where struct flow of either version has things.
+// Offsets in struct flow of either version.
 const (
 	seal, source, destination, ports, nonce, backend, service = 0, 24, 40, 56, 60, 64, 68
 
@@ -68,7 +68,7 @@ func common(key, flow []byte) uint64 {
 	return sum + (uint64(u16(flow[ports:]))<<48|uint64(u16(flow[ports+2:]))<<32|uint64(u32(flow[nonce:])))*mix[9]
 }
 
-// ConvertFlow is for sh_flows.
+// ConvertFlow converts an entry of sh_flows.
 func ConvertFlow(key, old []byte) (newKey, converted []byte, err error) {
 	if len(key) != keySize || len(old) != oldSize {
 		return nil, nil, fmt.Errorf("an entry of %d and %d octets is none of ABI %d", len(key), len(old), ABI-1)

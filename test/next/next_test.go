@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// sealed is an entry of the version before, with a word of its own everywhere.
+// sealed is an entry of the version before, with a different word in each field.
 func sealed() (key, flow []byte) {
 	key, flow = make([]byte, keySize), make([]byte, oldSize)
 	for i := range key[:keyProtocol+1] {
@@ -20,8 +20,7 @@ func sealed() (key, flow []byte) {
 	return key, flow
 }
 
-// TestConvertFlow: every field keeps its value. That the seal is right, the programs say, in
-// test/packet.
+// TestConvertFlow: every field keeps its value. The programs check the seal, in test/packet.
 func TestConvertFlow(t *testing.T) {
 	key, flow := sealed()
 	keyBefore, flowBefore := bytes.Clone(key), bytes.Clone(flow)

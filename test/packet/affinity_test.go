@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// withAffinity tracks clients.
+// withAffinity turns the tracking of clients on.
 func (p *placed) withAffinity() {
 	p.Helper()
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, affinity })
@@ -63,7 +63,7 @@ func TestAffinityNAT(t *testing.T) {
 		p.write(slotSpec{state: reconcile.Settled, current: 'B'})
 		p.expect(p.packet(k, client, 4, "S"), "B", "client A")
 		for port, want := range map[uint16]string{1: "A", 2: "A", 3: "A", 4: "B"} {
-			p.expect(p.packet(k, client, port, "A"), want, "client A") // each flow where it began
+			p.expect(p.packet(k, client, port, "A"), want, "client A") // each flow with its first backend
 		}
 		p.write(transitionDB)
 		drained := p.newClient()
@@ -72,7 +72,8 @@ func TestAffinityNAT(t *testing.T) {
 	p.soundTable()
 }
 
-// TestAffinityDrawn: where clients draw, one keeps its backend while it is remembered, and may get any one after that.
+// TestAffinityDrawn: if the backend is drawn at random, a client keeps its backend while it is remembered, and may get
+// any one after that.
 func TestAffinityDrawn(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
@@ -100,8 +101,8 @@ func TestAffinityDrawn(t *testing.T) {
 	p.soundTable()
 }
 
-// TestAffinityNATCountsPackets: a client stays with its backend as long as one of its flows there
-// goes on, and a packet that comes too late does not bring it back.
+// TestAffinityNATCountsPackets: a client stays with its backend as long as one of its flows there goes on, and a
+// packet that comes too late does not bring it back.
 func TestAffinityNATCountsPackets(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
@@ -137,7 +138,7 @@ func TestAffinityNATCountsPackets(t *testing.T) {
 		before = seen(late)
 		p.age(key(late), alive)
 		p.ageFlow(p.packet(k, late, 1, "A"))
-		p.expect(p.packet(k, late, 1, "A"), "A", "client B") // with another backend than its client by now
+		p.expect(p.packet(k, late, 1, "A"), "A", "client B") // by now its client has another backend
 		if is := seen(late); is != before-uint16(alive) {
 			t.Errorf("%s: a packet to another backend than the client's was noted with the client", k)
 		}
@@ -145,8 +146,8 @@ func TestAffinityNATCountsPackets(t *testing.T) {
 	p.soundTable()
 }
 
-// TestAffinitySwitchedOn: an entry from before then is of another slot. A flow that is there goes on
-// with it, but a SYN with its tuple is a new connection's, which a scan has to see in its own slot.
+// TestAffinitySwitchedOn: an entry from before the switch is of another slot. Its flow goes on with it, but a SYN with
+// its tuple is a new connection's, which a scan has to see in its own slot.
 func TestAffinitySwitchedOn(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -164,8 +165,7 @@ func TestAffinitySwitchedOn(t *testing.T) {
 	}
 }
 
-// TestNATWithoutAffinityIsNotTracked: flows of NAT have entries of their own, whatever the
-// slots' states are.
+// TestNATWithoutAffinity: flows of NAT have entries of their own in every state of a slot.
 func TestNATWithoutAffinity(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMovingNAT)
@@ -182,9 +182,9 @@ func TestNATWithoutAffinity(t *testing.T) {
 	}
 }
 
-// TestAffinityDraining: a client whose backend drains keeps the connections it has, and opens
-// new ones elsewhere. Each of these is found by its own entry, because all else of the client
-// is with the draining backend; in every state in which that is looked at.
+// TestAffinityDraining: a client whose backend drains keeps its connections, and gets new ones to others. Each of
+// these is found by its own entry, because the client's own entry names the draining backend; in every state in which
+// entries are looked up.
 func TestAffinityDraining(t *testing.T) {
 	t.Parallel()
 	all := newWorld(t).place(portMoving)
@@ -199,7 +199,7 @@ func TestAffinityDraining(t *testing.T) {
 				p.draining('C', true)
 				p.write(slot)
 				want := string(slot.current)
-				p.expect(p.packet(tcp, client, 1, "A"), "C", "client C") // what it has
+				p.expect(p.packet(tcp, client, 1, "A"), "C", "client C") // its connection
 				p.expect(p.packet(tcp, client, 2, "S"), want, "flow "+want+" syn, client C")
 				p.expect(p.packet(tcp, client, 2, "S"), want, "flow "+want+" syn, client C")
 				p.expect(p.packet(tcp, client, 2, "A"), want, "flow "+want+", client C")
@@ -208,8 +208,8 @@ func TestAffinityDraining(t *testing.T) {
 				if slot.state == reconcile.Transition {
 					return
 				}
-				// The scan at the end of a transition must not take the flow's entry for one
-				// that the slot makes superfluous.
+				// The scan at the end of a transition must not take the flow's entry for one that the slot makes
+				// superfluous.
 				for range 2 {
 					if _, err := p.d.ScanRemembered(); err != nil {
 						t.Fatal(err)
@@ -223,8 +223,8 @@ func TestAffinityDraining(t *testing.T) {
 	}
 }
 
-// TestAffinityDrainingNotRemembered: where a new connection of such a client cannot be
-// remembered, its next packets follow the client's entry, so the first one must as well.
+// TestAffinityDrainingNotRemembered: if a new connection of such a client cannot be remembered, its next packets
+// follow the client's entry, so the first one must as well.
 func TestAffinityDrainingNotRemembered(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)

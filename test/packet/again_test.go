@@ -9,15 +9,15 @@ import (
 )
 
 // hookTests are the tests that also run at tc and behind VLAN tags. The others are about tables of
-// flows and slots, which know no hook, or about XDP alone.
+// flows and slots, which do not depend on the hook, or about XDP alone.
 const hookTests = "^Test(Forward|NewFlowsThatCannotBe|BackendIsItsOwnClient|" +
 	"Direct|DirectExtensionHeaders|DirectChecksumThatLooksPartial|DirectCounts|DirectTTL|DirectCut|" +
 	"Outer.*|TooBig.*|NoOuterSource|ErrorsToBackends|ErrorsToNoBackend|Errors|ErrorsOfNoFlow|Echo|TTL|ARP|ND|NotOurs|MappedAddresses|IPv4Options|" +
 	"ExtensionHeaders|Reject|RejectHeaders|Fragments.*|AtomicFragments|Martians|Loop.*|" +
 	"UDPZero|WrongChecksumStaysWrong|Truncated.*|Lies|DamagedForOthers|EthernetPadding|Host.*)$"
 
-// directTests are the tests that send to services with direct return. Most others do with NAT alone,
-// and run once more with a program that knows nothing else.
+// directTests are the tests that send to services with direct return. Most others use NAT alone, and
+// run once more with a program that has no other feature.
 const directTests = "^Test(AffinityDraining.*|AffinitySwitchedOn|AtomicFragments|Budget|Direct.*|ErrorsFollowFlows|ErrorsOfAFleet|" +
 	"ErrorsThatMayNotBeSent|ErrorsTo.*|Flood.*|ForeignRemembered|FragmentsStayWithTheFirst|HashOf.*|Loop.*|Martian.*|" +
 	"NoOuterSource|Outer.*|Place|PreviousBefore.*|Reject|RejectHeaders|RejectBesideDrainingFlows|Remembered.*|Scan.*|SourceRate|Sources.*|" +
@@ -37,8 +37,8 @@ func TestAgain(t *testing.T) {
 	if *hook != "xdp" || *forwarding != "all" {
 		return // this is such a run
 	}
-	// The same packets, and other ways to load and attach the same programs: a change elsewhere changes
-	// nothing here. A virtual machine has the binary alone, and another kernel.
+	// The same packets, and other ways to load and attach the same programs: only changes of these
+	// files change the result. A virtual machine has the binary alone, and another kernel.
 	if !testing.Short() && unchanged.Rests(t, "*.go", "../../internal/packet/*.go", "../../internal/lb/datapath/*.go", "../../internal/lb/reconcile/*.go", "../../internal/kernel/*.go",
 		"../../bpf/lb", "../../bpf/core", "../../bpf/ctx", "../../bpf/toolchain", "../../bpf/compile") {
 		return
@@ -47,7 +47,7 @@ func TestAgain(t *testing.T) {
 	must(t, err)
 	for _, run := range []struct {
 		name      string
-		short     string // the tests that -short has: under an emulated kernel each takes the verifier some seconds
+		short     string // the tests for -short: under an emulated kernel each takes the verifier some seconds
 		arguments []string
 	}{
 		{"at tc", "Forward|Direct|Errors|Reject|FragmentsThroughNAT", []string{"-hook", "tc", "-test.run", hookTests}},

@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestBegunBefore: a service that leaves connections to the host which began before passes what is in the middle of one and has
-// no flow. It takes what begins, and goes on with it; a service that does not leave them takes all.
+// TestBegunBefore: a service that leaves older connections to the host passes packets from the middle of a connection
+// without a flow. It takes new connections, and goes on with them; a service that does not leave them takes all.
 func TestBegunBefore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -23,7 +23,7 @@ func TestBegunBefore(t *testing.T) {
 			in := k.fromClient(clientPort, left.port, flags, packet.Data("in the middle"))
 			reason := "begun_before"
 			if flags == "R" {
-				reason = "not_ours" // from any service
+				reason = "not_ours" // for any service
 			}
 			before := len(w.flowTable())
 			trial{name: fmt.Sprintf("%s/%q", k, flags), in: in, end: passes, reason: reason}.try(t, w)

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// chain opens the chain of an interface, as who builds a program for it does.
+// chain opens the chain of an interface, as the author of a program for it does.
 func (w *world) chain(arm string) *ebpf.Map {
 	w.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "chain-"+arm), nil)
@@ -22,7 +22,7 @@ func (w *world) chain(arm string) *ebpf.Map {
 	return m
 }
 
-// through sends a frame into a program as the kernel does when that is on the interface.
+// through sends a frame into a program as the kernel does if the program is on the interface.
 func (r *runner) through(p *ebpf.Program, arm string, frame []byte) (out result) {
 	r.do(func() {
 		options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256),
@@ -34,8 +34,8 @@ func (r *runner) through(p *ebpf.Program, arm string, frame []byte) (out result)
 	return out
 }
 
-// A program before decides about what it wants, and what it hands on becomes what it would
-// have become without it.
+// TestChainBefore: a program before shunt's decides about its own packets, and the packets
+// that it hands on get the same result as without it.
 func TestChainBefore(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
@@ -53,7 +53,7 @@ func TestChainBefore(t *testing.T) {
 			for _, v := range ways {
 				for _, k := range kinds {
 					in := k.fromClient(41000, v.port, "S", packet.Data("data"))
-					w.send(armA, in) // makes the flow, so that there is one right answer
+					w.send(armA, in) // makes the flow, so that there is one right result
 					alone := w.cpu.run(armA, packet.Must(in))
 					chained := w.cpu.through(filter, armA, packet.Must(in))
 					must(t, alone.err)
@@ -70,7 +70,8 @@ func TestChainBefore(t *testing.T) {
 	}
 }
 
-// A program after sees what shunt passes, as it came, and nothing else; its verdict counts.
+// TestChainAfter: a program after shunt's sees only the packets that shunt passes, unchanged;
+// its verdict counts.
 func TestChainAfter(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {

@@ -34,13 +34,14 @@ func sum(a, b uint16) uint16 {
 
 func word(n uint16) []byte { return []byte{byte(n >> 8), byte(n)} }
 
-// TestPartialChecksums: a sender on veth leaves the checksum to hardware that never comes.
-// Native mode completes it; generic mode leaves that to the kernel, which still knows.
+// TestPartialChecksums: a sender on veth leaves the checksum to hardware that does not exist.
+// Native mode completes it; generic mode leaves that to the kernel, which still knows that it
+// is open.
 func TestPartialChecksums(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
 		w := newWorld(t, withMode(mode))
-		w.setMTU(9000) // for the longest of them
+		w.setMTU(9000) // for the longest packet
 		for _, k := range kinds {
 			for i, size := range []int{0, 1, 2, 3, 511, 512, 513, 1400, 3000, 4001, 8000} {
 				payload := bytes.Repeat([]byte{0xa5, 0x17, 0xff}, size)[:size]
@@ -50,7 +51,7 @@ func TestPartialChecksums(t *testing.T) {
 					sent := w.send(armA, in) // with a port that the program chooses
 					whole := packet.TransportChecksum(packet.Checksum{})
 					if checksumOf(sent.With(whole)) == checksumOf(sent.With(packet.TransportChecksum(partial))) {
-						return // 1 in 65,536: complete or not is the same
+						return // 1 in 65,536: the complete and the partial one are the same
 					}
 					trial{in: in, end: leaves, notes: []string{"checksum_completed"}, want: func(got packet.Packet) packet.Packet {
 						if mode == model.AttachGeneric {
@@ -72,7 +73,7 @@ func TestPartialChecksums(t *testing.T) {
 	}
 }
 
-// TestCompleteChecksumThatLooksPartial: 1 in 65,536 does, and is right as it is.
+// TestCompleteChecksumThatLooksPartial: 1 in 65,536 complete ones does, and is valid as it is.
 func TestCompleteChecksumThatLooksPartial(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -91,11 +92,12 @@ func TestCompleteChecksumThatLooksPartial(t *testing.T) {
 	}
 }
 
-// TestUDPZero: zero says that there is none (RFC 768), so it stays, and none may become it.
+// TestUDPZero: zero stands for no checksum (RFC 768), so it stays, and no checksum may become
+// zero.
 func TestUDPZero(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, k := range []kind{{udp: true}, {udp: true, six: true}} { // over IPv6 tunnels have none (RFC 6935)
+	for _, k := range []kind{{udp: true}, {udp: true, six: true}} { // over IPv6 tunnels have no checksum (RFC 6935)
 		in := k.fromClient(40000, portNAT, "", packet.Data("data"), packet.TransportChecksum(packet.Checksum{Mode: packet.Zero}))
 		t.Run(k.String()+": none stays none", func(t *testing.T) {
 			trial{in: in, end: leaves, want: ways[0].expected(w, k, in)}.try(t, w)
@@ -106,7 +108,7 @@ func TestUDPZero(t *testing.T) {
 			if before == partial && !unfinishedInBytes() {
 				continue
 			}
-			v := ways[2] // nat-destination: what leaves is known beforehand
+			v := ways[2] // nat-destination: the packet that leaves is known beforehand
 			in := k.fromClient(uint16(41000+i), v.port, "", packet.Data("\x00\x00"))
 			in = in.With(packet.Data(word(checksumOf(v.expected(w, k, in)(packet.Packet{})))))
 			want := v.expected(w, k, in)(packet.Packet{})
@@ -130,7 +132,7 @@ func TestUDPZero(t *testing.T) {
 	}
 }
 
-// TestWrongChecksumStaysWrong: damage is for the receiver to find.
+// TestWrongChecksumStaysWrong: the receiver has to find the damage.
 func TestWrongChecksumStaysWrong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -90,7 +90,7 @@ func (w *decapWorld) counted() map[string]uint64 {
 	return out
 }
 
-// judge runs a frame and compares everything that can be seen with the model's word.
+// judge runs a frame and compares all visible results with the model's.
 func (w *decapWorld) judge(frame []byte) (fault string, reason string) {
 	w.Helper()
 	before := w.counted()
@@ -130,11 +130,11 @@ type ended struct {
 	reason string
 	drop   bool
 	marked bool   // ECN was carried inwards
-	out    []byte // where it is not dropped
+	out    []byte // if it is not dropped
 }
 
-// decapModel says what the documents say, in another way than the program does: it cuts
-// the frame into slices, and knows no offsets.
+// decapModel follows the documents, in another way than the program: it cuts the frame into slices, and
+// uses no offsets.
 func decapModel(frame []byte) ended {
 	passes := func(reason string) ended { return ended{reason: reason, out: frame} }
 	kind := binary.BigEndian.Uint16(frame[12:])
@@ -169,7 +169,7 @@ func decapModel(frame []byte) ended {
 	case o.protocol != 4 && o.protocol != 41:
 		return passes("decap_no_tunnel")
 	}
-	if o.to != decapOwn4 && o.to != decapOwn6 { // without carrier there is no link-local one
+	if o.to != decapOwn4 && o.to != decapOwn6 { // an interface without carrier has no link-local address
 		return passes("decap_not_local")
 	}
 	if o.fragment {
@@ -206,7 +206,7 @@ func innerModel(frame []byte, o outer, taken string) ended {
 		size = int(binary.BigEndian.Uint16(in[2:]))
 		header = int(in[0]&15) * 4
 		ecn = in[1] & 3
-		mark = func(e byte) { // the way of RFC 1624, because a wrong checksum has to stay wrong
+		mark = func(e byte) { // in the way of RFC 1624, because a wrong checksum has to stay wrong
 			old := binary.BigEndian.Uint16(in)
 			in[1] = in[1]&^3 | e
 			sum := uint32(^binary.BigEndian.Uint16(in[10:])) + uint32(^old) + uint32(binary.BigEndian.Uint16(in))
@@ -261,7 +261,7 @@ type outer struct {
 	from, to        netip.Addr
 	protocol, ecn   byte
 	fragment, later bool
-	carried, rest   []byte // rest lies behind the packet's end, for the stack to cut off
+	carried, rest   []byte // rest lies behind the packet's end; the stack cuts it off
 }
 
 func outerIPv4(b []byte) (o outer, ok bool) {
@@ -310,7 +310,7 @@ func outerIPv6(b []byte) (o outer, ok bool) {
 	return o, true
 }
 
-// shell is how a packet is wrapped.
+// shell describes a tunnel's outer headers.
 type shell struct {
 	six, gue bool
 	private  []byte // GUE private data
@@ -328,7 +328,7 @@ func (s shell) String() string {
 	return name + " over IPv4"
 }
 
-// wrap puts bytes, said to be a packet of a family, into a tunnel.
+// wrap puts bytes into a tunnel, as a packet of a family.
 func (s shell) wrap(inner []byte, innerSix bool) packet.Packet {
 	from, to, protocol := decapFrom4, decapOwn4, uint8(4)
 	if s.six {
@@ -432,7 +432,7 @@ func decapCases() map[string]struct {
 	return all
 }
 
-// decapOddities are the cases of one sort of shell each.
+// decapOddities are cases with one kind of shell each.
 func decapOddities(add func(name string, frame []byte, reason string)) {
 	ipip, ipip6, gue := shell{}, shell{six: true}, shell{gue: true}
 	add("outer IPv4 options", packet.Must(ipip.carry(toVIP(false)).With(packet.IPv4Options(bytes.Repeat([]byte{1}, 40)...))), "decap_ipip")
@@ -503,8 +503,8 @@ func resource(p *packet.Packet, four, six netip.Addr) {
 	}
 }
 
-// Every reason, and every sort of tunnel with every sort of packet inside. The model is
-// not asked for the reason here, only for the bytes.
+// TestDecap has every reason, and every kind of tunnel with every kind of packet inside. The model gives
+// only the bytes here, and not the reason.
 func TestDecap(t *testing.T) {
 	t.Parallel()
 	w := newDecapWorld(t)
@@ -528,7 +528,8 @@ func TestDecap(t *testing.T) {
 	}
 }
 
-// The decapsulated packet, compared field by field without the model, is the packet that the client sent.
+// TestDecapGivesTheClientsPacket compares the decapsulated packet, field by field and without the model,
+// with the client's packet.
 func TestDecapGivesTheClientsPacket(t *testing.T) {
 	t.Parallel()
 	w := newDecapWorld(t)
@@ -550,7 +551,7 @@ func TestDecapGivesTheClientsPacket(t *testing.T) {
 	}
 }
 
-// All of RFC 6040, figure 4, in all families. A right header checksum stays right.
+// TestDecapECN has all of RFC 6040, figure 4, in all families. A right header checksum stays right.
 func TestDecapECN(t *testing.T) {
 	t.Parallel()
 	w := newDecapWorld(t)
@@ -578,8 +579,8 @@ func TestDecapECN(t *testing.T) {
 	}
 }
 
-// Every length of every header: frames cut short, and tunnels whose headers say
-// themselves that they carry less.
+// TestDecapTruncated has every length of every header: frames cut short, and tunnels whose headers claim
+// less content.
 func TestDecapTruncated(t *testing.T) {
 	t.Parallel()
 	w := newDecapWorld(t)
@@ -607,7 +608,7 @@ func TestDecapTruncated(t *testing.T) {
 	}
 }
 
-// FuzzDecap changes packets in every way through the loaded program, and compares with the
+// FuzzDecap sends packets with all kinds of changes through the loaded program, and compares with the
 // model.
 func FuzzDecap(f *testing.F) {
 	for _, c := range decapCases() {

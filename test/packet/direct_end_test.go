@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// judgeWrapped compares what came with what it was wrapped into: whole, but for the TTL and
-// what hangs on that, and a checksum that was completed.
+// judgeWrapped compares a packet with the one inside the outer headers: they are equal, except
+// for the TTL, the checksum that depends on it, and a checksum that was completed.
 func judgeWrapped(in, out []byte, completed bool) string {
 	outer, err := packet.Parse(out)
 	if err != nil {
@@ -37,7 +37,7 @@ func judgeWrapped(in, out []byte, completed bool) string {
 	want = want[:len(payload)]
 	if protocol == protocolIPv4 {
 		want[8]--
-		// RFC 1624, equation 3, for the word that TTL is the high octet of
+		// RFC 1624, equation 3, for the word whose high octet is the TTL
 		s := uint32(^binary.BigEndian.Uint16(want[10:])) + uint32(^uint16(0x0100))
 		s = s&0xffff + s>>16
 		binary.BigEndian.PutUint16(want[10:], ^uint16(s&0xffff+s>>16))
@@ -56,7 +56,7 @@ func judgeWrapped(in, out []byte, completed bool) string {
 	return ""
 }
 
-// TestDirectEnds asks for every reason with which a packet to a direct VIP can end.
+// TestDirectEnds checks every reason with which a packet to a direct VIP can end.
 func TestDirectEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -99,7 +99,7 @@ func TestDirectEnds(t *testing.T) {
 	w.emptyTables()
 }
 
-// TestDirectTTL: where the packet is wrapped, this is a hop; dsr-l2 is a switch.
+// TestDirectTTL: wrapping a packet is a hop; dsr-l2 is a switch.
 func TestDirectTTL(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
@@ -118,7 +118,8 @@ func TestDirectTTL(t *testing.T) {
 	}
 }
 
-// TestDirectBackendGone: the slot names a backend that was removed, or whose place another has.
+// TestDirectBackendGone: the slot names a backend that was removed, or whose place another one
+// has.
 func TestDirectBackendGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,8 +150,8 @@ func TestDirectBackendGone(t *testing.T) {
 	gone("replaced")
 }
 
-// TestDirectCut cuts packets where the IP header says the true length, so that the transport
-// header is cut: it is ours, and ends here.
+// TestDirectCut cuts packets with the true length in the IP header, so that the transport
+// header is cut: such a packet is for us, and ends here.
 func TestDirectCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -173,8 +174,8 @@ func TestDirectCut(t *testing.T) {
 	w.emptyTables()
 }
 
-// TestDirectSilentDaemon: without a heartbeat the kernel's routes and neighbours say where a
-// backend is, of either family and from clients of either.
+// TestDirectSilentDaemon: without a heartbeat the kernel's routes and neighbours lead to a
+// backend, of either family and from clients of either.
 func TestDirectSilentDaemon(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)

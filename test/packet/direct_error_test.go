@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// errorAbout is an ICMP error of a router on the clients' side about what a backend has sent in
-// answer to a client's packet. quoted is how many bytes of that it repeats; 0 is as many as it can.
+// errorAbout is an ICMP error of a router on the clients' side about a backend's answer to a client's
+// packet. quoted is the number of quoted bytes; 0 is as many as possible.
 func errorAbout(in packet.Packet, kindOf [2]uint8, quoted int, edits ...packet.Edit) packet.Packet {
 	speaker := addr("203.0.113.1")
 	if in.IPv6 != nil {
@@ -40,8 +40,8 @@ func (k kind) quotedHeader() int {
 	return 20
 }
 
-// TestErrorsToBackends: each type, whole and with 8 octets of the transport header, goes where the
-// client's packets go, as they do.
+// TestErrorsToBackends: each type, whole and with 8 octets of the transport header, goes to the
+// backend of the client's packets, in the same way.
 func TestErrorsToBackends(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes() {
@@ -62,7 +62,7 @@ func TestErrorsToBackends(t *testing.T) {
 	}
 }
 
-// TestErrorsToNoBackend pass to the host as they came, or end with a reason.
+// TestErrorsToNoBackend: errors without a backend pass to the host unchanged, or end with a reason.
 func TestErrorsToNoBackend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -109,7 +109,8 @@ func TestErrorsToNoBackend(t *testing.T) {
 }
 
 // TestErrorsFollowFlows: in every state of the slot, with and without an entry of the flow or the
-// client, an error goes where the flow's packets go. It leaves no trace: no entry, no new time in one.
+// client, an error goes to the backend of the flow's packets. It leaves no trace: no entry, no new
+// time in one.
 func TestErrorsFollowFlows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -140,7 +141,7 @@ func TestErrorsFollowFlows(t *testing.T) {
 
 func (p *placed) errorFollows(k kind, slot slotSpec, entry rune, tracking model.Tracking, affinityTime time.Duration) {
 	p.Helper()
-	client := 1 + len(p.rememberedTable()) // one of whom nothing is remembered
+	client := 1 + len(p.rememberedTable()) // a client without any entry
 	in := p.packet(k, client, 40000, "A")
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking, r.AffinityTimeout = model.TrackingAuto, affinityTime })
 	if entry != 0 {

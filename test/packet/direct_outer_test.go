@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOuterSourceConfigured: one address for all, whatever the interface has.
+// TestOuterSourceConfigured: one address for all, independent of the interface's.
 func TestOuterSourceConfigured(t *testing.T) {
 	t.Parallel()
 	four, six := addr("203.0.113.5"), addr("2001:db8:5::5")
@@ -97,8 +97,8 @@ func entropyOf(p packet.Packet) (e [2]uint32) {
 	return e
 }
 
-// TestOuterSourceVaries: a prefix gives each flow an address of its own, always the same,
-// and all of its addresses are used. None is left out, not even the first.
+// TestOuterSourceVaries: a prefix gives each flow an address of its own, always the same, and all of
+// its addresses are used, even the first.
 func TestOuterSourceVaries(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -140,9 +140,9 @@ func TestOuterSourceVaries(t *testing.T) {
 	}
 }
 
-// TestOuterEntropyWithinASlot: the slot depends on the high bits of a flow's hash, and what
-// spreads a backend's flows over its queues must not: their flow labels differ in the high
-// bits too, which the flows of one slot would otherwise share.
+// TestOuterEntropyWithinASlot: the slot depends on the high bits of a flow's hash, and the value that
+// spreads a backend's flows over its queues must not: their flow labels differ in the high bits too,
+// which the flows of one slot would otherwise share.
 func TestOuterEntropyWithinASlot(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -192,8 +192,9 @@ func TestOuterEntropy(t *testing.T) {
 	}
 }
 
-// TestOuterIdentification: routers may fragment only what the client let them, and then every
-// packet is told apart (RFC 6864, 4.1); what may not be fragmented needs no number.
+// TestOuterIdentification: routers may fragment only packets for which the client allows it, and then
+// every packet has its own number (RFC 6864, 4.1); a packet that may not be fragmented needs no
+// number.
 func TestOuterIdentification(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -230,7 +231,7 @@ func (w *world) setMTU(mtu int) {
 	})
 }
 
-// TestTooBigForNAT: the same without an outer header, for client and backend alike.
+// TestTooBigForNAT is the same without an outer header, for client and backend alike.
 func TestTooBigForNAT(t *testing.T) {
 	t.Parallel()
 	const mtu = 1400
@@ -266,9 +267,9 @@ func TestTooBigForNAT(t *testing.T) {
 	}
 }
 
-// TestTooBig: with its outer header a packet may be as long as the MTU towards the backend,
-// and not a byte longer: then its sender is told. What the Ethernet frame is padded with does
-// not count. Nobody is told of a packet that routers might have fragmented.
+// TestTooBig: with its outer header a packet may be as long as the MTU towards the backend, and not a
+// byte longer: then its sender is told. The padding of the Ethernet frame does not count. No error is
+// sent about a packet that routers might have fragmented.
 func TestTooBig(t *testing.T) {
 	t.Parallel()
 	for _, mtu := range []int{1500, 1400} {
@@ -300,7 +301,7 @@ func TestTooBig(t *testing.T) {
 }
 
 // TestErrorsThatMayNotBeSent: to a source that is no martian, but that RFC 1122, 3.2.2 does not let us
-// answer. What would have been answered goes nowhere, not even to the host.
+// answer. The packets that would have been answered are dropped, and not passed to the host.
 func TestErrorsThatMayNotBeSent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

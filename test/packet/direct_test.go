@@ -21,7 +21,7 @@ const (
 	outerIP6         = 40
 )
 
-// directWay is one way of handing a client's packet to a backend that answers it itself.
+// directWay is one way of handing a client's packet to a backend that answers it directly.
 type directWay struct {
 	name       string
 	port       uint16 // of the VIP
@@ -51,7 +51,7 @@ var directWays = func() (ways []directWay) {
 	return ways
 }()
 
-// wayOf finds the way of two arms.
+// wayOf finds the way with two arms.
 func wayOf(forwarding model.Forwarding, six bool) directWay {
 	for _, v := range directWays {
 		if v.forwarding == forwarding && v.six == six && !v.oneArm {
@@ -61,7 +61,7 @@ func wayOf(forwarding model.Forwarding, six bool) directWay {
 	panic(fmt.Sprintf("there is no service with %s", forwarding))
 }
 
-// backends are those of the way's service. One of a single family serves clients of both.
+// backends are the backends of the way's service. One of a single family serves clients of both.
 func (v directWay) backends() []netip.Addr {
 	four, six := addr("10.0.0.30"), addr("2001:db8:2::30")
 	if v.oneArm {
@@ -89,7 +89,7 @@ func (v directWay) source() netip.Addr {
 		{true, false}: addr("192.0.2.1"), {true, true}: addr("2001:db8:1::1")}[[2]bool{v.oneArm, v.six}]
 }
 
-// outerSize is how much longer a packet becomes.
+// outerSize is the number of bytes that the outer headers add.
 func (v directWay) outerSize() int {
 	size := 0
 	if v.forwarding.Encapsulates() {
@@ -110,8 +110,8 @@ func (k kind) toDirect(clientPort, vipPort uint16, flags string, edits ...packet
 		append([]packet.Edit{packet.MACs(router, ownA)}, edits...)...)
 }
 
-// expected is the frame that a client's packet becomes, given what left: the outer header's source,
-// its entropy and its identification are the program's choice, within limits.
+// expected is the frame that a client's packet becomes, given the frame that left: the outer
+// header's source, its entropy and its identification are the program's choice, within limits.
 func (v directWay) expected(in packet.Packet, sources netip.Prefix, edits ...packet.Edit) func(packet.Packet) packet.Packet {
 	return func(got packet.Packet) packet.Packet {
 		if v.forwarding == model.ForwardingDSRL2 {
@@ -221,7 +221,7 @@ func TestDirect(t *testing.T) {
 	}
 }
 
-// emptyTables expects that nothing was remembered of any packet.
+// emptyTables expects that no packet was remembered.
 func (w *world) emptyTables() {
 	w.Helper()
 	if n, m := len(w.flowTable()), len(w.rememberedTable()); n != 0 || m != 0 {
@@ -229,7 +229,7 @@ func (w *world) emptyTables() {
 	}
 }
 
-// TestDirectExtensionHeaders: every header stays where it is, inside.
+// TestDirectExtensionHeaders: every header keeps its place, inside.
 func TestDirectExtensionHeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -256,8 +256,9 @@ func TestDirectExtensionHeaders(t *testing.T) {
 	}
 }
 
-// TestDirectPartialChecksums: native mode completes what the sender left to hardware, inside
-// the outer header too; generic mode leaves it to the kernel, which still knows.
+// TestDirectPartialChecksums: native mode completes the checksum that the sender left to hardware,
+// inside the outer header too; generic mode leaves it to the kernel, which still knows that it is
+// open.
 func TestDirectPartialChecksums(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
@@ -298,8 +299,9 @@ func TestDirectChecksumThatLooksPartial(t *testing.T) {
 	}
 }
 
-// TestDirectFrontends: an exact port beats a range, that beats any, each with its own way of
-// forwarding; NAT serves another port of the same VIP; and a port of nobody passes.
+// TestDirectFrontends: an exact port precedes a range, and a range precedes any, each with its own
+// forwarding; NAT serves another port of the same VIP; and a packet to a port without a service
+// passes.
 func TestDirectFrontends(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -362,7 +364,7 @@ func TestDirectCounts(t *testing.T) {
 			got := w.traffic()
 			first := uint64(1)
 			if k.udp {
-				first = 0 // UDP has none that could be known
+				first = 0 // the program cannot know the first packet of a UDP flow
 			}
 			if n, b, f := got.PacketsIn-before.PacketsIn, got.BytesIn-before.BytesIn, got.FlowsCreated-before.FlowsCreated; n != 3 || b != size || f != first {
 				t.Errorf("%s, %s: counted %d packets, %d bytes, %d flows; want 3, %d, %d", v.name, k, n, b, f, size, first)
@@ -371,7 +373,7 @@ func TestDirectCounts(t *testing.T) {
 	}
 }
 
-// traffic is that of all services, which must be that of all backends.
+// traffic is the traffic of all services, which must equal that of all backends.
 func (w *world) traffic() (services struct{ PacketsIn, BytesIn, FlowsCreated uint64 }) {
 	w.Helper()
 	counters, err := w.d.Counters()

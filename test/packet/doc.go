@@ -1,5 +1,5 @@
-// Package packet sends packets through the loaded program with BPF_PROG_TEST_RUN and
-// compares what comes out, field by field. It has tests and nothing else:
+// Package packet sends packets through the loaded program with BPF_PROG_TEST_RUN and compares the output, field
+// by field. It has only tests:
 //
 //	go test ./test/packet                              (as root)
 //	go test ./test/packet -run '^$' -fuzz FuzzPacket   (as root)
@@ -11,6 +11,6 @@
 //	      2001:db8:9::7                   ├─ 192.0.2.1    the program   10.0.0.1 ┤   10.0.0.20 …
 //	backends of one arm 192.0.2.20 … ─────┘ 2001:db8:1::1  2001:db8:2::1         └── 2001:db8:2::20 …
 //
-// State comes in the way the product puts it there: through reconcile and datapath. Tests of
-// how flows are placed write slots and records themselves, through datapath alone (placed).
+// State comes in the product's way: through reconcile and datapath. Tests of the placement of flows write slots
+// and records themselves, through datapath alone (placed).
 package packet

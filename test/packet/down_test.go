@@ -11,9 +11,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// TestBackendDown: of the NAT flows of a backend that goes down, UDP ones and connections that
-// it has not answered go elsewhere with their next packet; established connections stay, in
-// both directions. Where it is down in one service only, all stay.
+// TestBackendDown: of the NAT flows of a backend that goes down, UDP flows and connections
+// that it has not answered go to others with their next packet; established connections stay,
+// in both directions. If it is down in one service only, all stay.
 func TestBackendDown(t *testing.T) {
 	t.Parallel()
 	const port, count = 71, 100
@@ -83,7 +83,7 @@ func TestBackendDown(t *testing.T) {
 			if n := w.moved(counted)["flow_moved"]; there < count/8 || n != uint64(there) && c.moves || n != 0 && !c.moves {
 				t.Errorf("%d of %d flows were with it, and %d were counted as moved", there, count, n)
 			}
-			// New flows go elsewhere, whether or not the old flows stay.
+			// New flows go to others, whether or not the old flows stay.
 			for n := range uint16(count) {
 				if to := w.send(armA, c.k.fromClient(30000+n, port, "S")).Destination(); to == gone {
 					t.Fatalf("new flow %d goes to a backend that is down", n)
@@ -101,8 +101,8 @@ func TestBackendDown(t *testing.T) {
 	}
 }
 
-// TestRememberedDown: with direct return, entries of a backend that is down are followed by
-// established connections alone; and so are slots in transition from it.
+// TestRememberedDown: with direct return, only established connections follow entries of a
+// backend that is down, and slots in transition from it.
 func TestRememberedDown(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)

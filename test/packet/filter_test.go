@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// filtered is a service of each forwarding, by its port and whose VIPs it has.
+// filtered is a service of each forwarding, by its port and its VIPs.
 var filtered = []struct {
 	name   string
 	port   uint16
@@ -56,8 +56,8 @@ func (k kind) from(source netip.Addr, sourcePort, vipPort uint16, direct bool, f
 	return k.packet(netip.AddrPortFrom(source, sourcePort), netip.AddrPortFrom(vip, vipPort), flags, packet.MACs(router, ownA))
 }
 
-// refusedFor returns the reason why a packet is dropped, or nothing if it leaves. Any other
-// counted reason is a fault.
+// refusedFor returns the reason why a packet is dropped, or "" if it leaves. Any other counted
+// reason is a fault.
 func (w *world) refusedFor(p packet.Packet) string {
 	w.Helper()
 	before := w.reasons()
@@ -75,8 +75,8 @@ func (w *world) refusedFor(p packet.Packet) string {
 	return ""
 }
 
-// TestSourcesInLists: the longest prefix decides, whichever list it is from; in no list, a
-// source may where nobody is asked in by name.
+// TestSourcesInLists: the longest prefix decides, in either list; a source in no list is
+// allowed if the service has no allow list.
 func TestSourcesInLists(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -122,7 +122,8 @@ func TestSourcesInLists(t *testing.T) {
 	w.soundTable()
 }
 
-// TestListsOfOthers: a service's lists are no other's, and not those of who takes its place.
+// TestListsOfOthers: a service's lists hold for no other service, and not for the next one in
+// its place.
 func TestListsOfOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -143,7 +144,7 @@ func TestListsOfOthers(t *testing.T) {
 	}
 }
 
-// count is how many elements a hash or trie has.
+// count is the number of elements of a hash or trie.
 func (w *world) count(name string) (n int) {
 	w.Helper()
 	m := w.pinned(name)
@@ -156,7 +157,7 @@ func (w *world) count(name string) (n int) {
 	return n
 }
 
-// TestManyPrefixes: as many as the limit says, and half of them to be let in.
+// TestManyPrefixes has as many prefixes as the limit permits, half of them in the allow list.
 func TestManyPrefixes(t *testing.T) {
 	t.Parallel()
 	const each = 5000
@@ -178,8 +179,8 @@ func TestManyPrefixes(t *testing.T) {
 	}
 }
 
-// TestDeniedMeanwhile: flows that are tracked go on, and a closed one is not begun anew. With
-// direct return nobody knows of flows.
+// TestDeniedMeanwhile: tracked flows go on, and a closed one is not begun again. Direct return
+// does not know flows.
 func TestDeniedMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -216,7 +217,7 @@ func bounded(rate uint32) func(*model.Service) {
 	return func(s *model.Service) { s.Policy.SourceRate = rate }
 }
 
-// TestSourceRate: a source has a second's worth of new flows, and so many more each second.
+// TestSourceRate: a source has a second's worth of new flows, and as many more each second.
 func TestSourceRate(t *testing.T) {
 	t.Parallel()
 	const rate, tries = 5, 40
@@ -229,9 +230,9 @@ func TestSourceRate(t *testing.T) {
 		w.applyWith(s.name, bounded(rate))
 		for _, k := range kinds {
 			if s.direct && k.udp {
-				continue // nothing says where a flow begins
+				continue // no packet shows the begin of a flow
 			}
-			fresh++ // an address, or a /64 of its own
+			fresh++ // a new address, or a new /64
 			own := k.pick(netip.AddrFrom4([4]byte{100, 64, fresh, 1}), netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 9, 1, fresh, 15: 1}))
 			other := k.pick(own.Next(), netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 9, 2, fresh, 15: 1}))
 			same := k.pick(own, own.Next())
@@ -249,9 +250,9 @@ func TestSourceRate(t *testing.T) {
 			if most := rate + int(time.Since(begin).Seconds()*rate) + 1; passed < rate || passed > most {
 				t.Errorf("%s to %s: %d of %d new flows, want %d to %d", k, s.name, passed, tries, rate, most)
 			}
-			for _, flags := range []string{"A", "FA", "S"} { // of a flow that is there, again
+			for _, flags := range []string{"A", "FA", "S"} { // of an existing flow, again
 				if flags == "S" && s.direct {
-					continue // where that is another new flow
+					continue // a SYN is another new flow there
 				}
 				if got := w.refusedFor(k.from([]netip.Addr{own, same}[(first+1)%2], first+1, s.port, s.direct, flags)); got != "" {
 					t.Errorf("%s to %s: %s of a known flow: %q", k, s.name, flags, got)
@@ -272,7 +273,7 @@ func TestSourceRate(t *testing.T) {
 	}
 }
 
-// TestRateOfWhoIsDenied: who is kept out by the lists uses up no room.
+// TestRateOfWhoIsDenied: a source that the lists deny uses up no room.
 func TestRateOfWhoIsDenied(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -290,8 +291,8 @@ func TestRateOfWhoIsDenied(t *testing.T) {
 	}
 }
 
-// TestSpoofedSources: a flood from more sources than there is room for keeps no real source
-// from its share, and one that goes beyond it stays bounded while it keeps sending.
+// TestSpoofedSources: a flood from more sources than there is room for does not take a real
+// source's share, and a source that exceeds its share stays bounded while it keeps sending.
 func TestSpoofedSources(t *testing.T) {
 	t.Parallel()
 	const rate, every = 200, 500

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// floodSize is how many SYNs of different flows; SHUNT_SOAK=1 sends a million.
+// floodSize is the number of SYNs of different flows; SHUNT_SOAK=1 sends a million.
 func floodSize() int {
 	if os.Getenv("SHUNT_SOAK") != "" {
 		return 1_000_000
@@ -20,8 +20,8 @@ func floodSize() int {
 	return 100_000
 }
 
-// flooder makes SYNs, each of another client and port. Their checksums are wrong, which is
-// for the backend to find.
+// flooder makes SYNs, each of another client and port. Their checksums are wrong, which only the
+// backend has to notice.
 type flooder struct {
 	frame []byte
 	n     uint32
@@ -39,7 +39,7 @@ func (f *flooder) next() []byte {
 	return f.frame
 }
 
-// TestFloodOfSettledSlots leaves no trace.
+// TestFloodOfSettledSlots: a flood of settled slots leaves no trace.
 func TestFloodOfSettledSlots(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -64,8 +64,8 @@ func TestFloodOfSettledSlots(t *testing.T) {
 	w.emptyTables()
 }
 
-// TestFloodInTransition costs balance, not connections: connections that are older than the change
-// and connections that are opened in the flood keep the backend that has them.
+// TestFloodInTransition: a flood costs balance, not connections: connections that are older than
+// the change and connections that are opened during the flood keep their backend.
 func TestFloodInTransition(t *testing.T) {
 	t.Parallel()
 	const old, opened = 200, 400
@@ -74,14 +74,14 @@ func TestFloodInTransition(t *testing.T) {
 		entries, budget uint32 // of entries, and of new ones in a tick
 	}{
 		{"a full table", 4096, 4096},
-		{"a budget used up", 1 << 20, 400}, // by a slow machine, too
+		{"a budget used up", 1 << 20, 400}, // also by a slow machine
 	} {
 		t.Run(limit.name, func(t *testing.T) {
 			p := newWorld(t, withLimits(func(l *model.Limits) { l.Remembered = limit.entries })).place(portMoving)
 			p.budget(limit.budget)
 			p.tracked(model.TrackingAuto)
 			p.write(slotSpec{state: reconcile.Settled, current: 'A'})
-			connections := map[uint16]string{} // port of the client to its backend
+			connections := map[uint16]string{} // the client's port to its backend
 			say := func(port uint16, flags string) {
 				if want, got := connections[port], p.follow(p.packet(kind{six: port%2 == 1}, 9, port, flags)); want == "" {
 					connections[port] = got

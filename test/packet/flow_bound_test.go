@@ -19,8 +19,7 @@ type tenant struct {
 	generation uint8
 }
 
-// countedFlows is how many flows were counted when they began (NONCE_COUNTED in types.h) and
-// are still there.
+// countedFlows is the number of existing flows that were counted when they began (NONCE_COUNTED in types.h).
 func (w *world) countedFlows() map[tenant]int {
 	w.Helper()
 	const counted = 0x40000000
@@ -36,7 +35,7 @@ func (w *world) countedFlows() map[tenant]int {
 	return found
 }
 
-// checkFlowCounts holds what the programs have counted against the flows that are there.
+// checkFlowCounts compares the programs' counts with the existing flows.
 func (w *world) checkFlowCounts() {
 	w.Helper()
 	m, flows := w.pinned("sh_svc_flows"), w.countedFlows()
@@ -57,8 +56,8 @@ func atMost(n uint32) func(*model.Service) {
 	return func(s *model.Service) { s.Policy.FlowsMax = n }
 }
 
-// TestFlowsOfAService: no more than the bound, of either family; flows that are there go on,
-// and when one has ended, another may begin.
+// TestFlowsOfAService: no more than the bound, of either family; existing flows go on, and when one has ended, another
+// may begin.
 func TestFlowsOfAService(t *testing.T) {
 	t.Parallel()
 	const bound = 3
@@ -103,9 +102,8 @@ func TestFlowsOfAService(t *testing.T) {
 	}
 }
 
-// TestFlowBoundThatChanges: flows that were there before count for nothing, a lower bound ends
-// none, a service that gets another name goes on with what it has, and one that takes the place of one that is gone begins
-// at zero.
+// TestFlowBoundThatChanges: older flows do not count, a lower bound ends none, a renamed service keeps its count, and a
+// service in the place of a removed one begins at zero.
 func TestFlowBoundThatChanges(t *testing.T) {
 	t.Parallel()
 	w, syn := newWorld(t), func(port uint16) packet.Packet { return kind{}.fromClient(port, portNAT, "S") }
@@ -136,7 +134,7 @@ func TestFlowBoundThatChanges(t *testing.T) {
 	w.apply(slices.DeleteFunc(services(), func(s model.Service) bool { return s.Name == "nat" }))
 	w.applyWith("nat", named("other"))
 	before := w.reasons()
-	w.send(armA, syn(2)) // of a service that is gone: a new flow
+	w.send(armA, syn(2)) // of a removed service: a new flow
 	w.send(armA, syn(5))
 	if moved := w.moved(before); moved["flow_moved"] != 1 {
 		t.Errorf("counted %v, want one flow_moved", moved)
@@ -157,7 +155,7 @@ func TestFlowBoundThatChanges(t *testing.T) {
 	w.soundTable()
 }
 
-// TestFlowBoundWithoutDaemon: who would lift the bound again is not there.
+// TestFlowBoundWithoutDaemon: without a daemon, which would lift the bound again.
 func TestFlowBoundWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)
@@ -170,8 +168,8 @@ func TestFlowBoundWithoutDaemon(t *testing.T) {
 	w.soundTable()
 }
 
-// TestFlowCountsInAFlood: the end of a flow takes it off, be it for its place among the
-// handshakes, for its port or by the sweep, and on whichever CPU.
+// TestFlowCountsInAFlood: the end of a flow lowers the count, whether it ends for its place among the handshakes, for its
+// port or by the sweep, and on any CPU.
 func TestFlowCountsInAFlood(t *testing.T) {
 	const each, bound = 6000, 500
 	short := 100 * time.Millisecond

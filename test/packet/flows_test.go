@@ -10,13 +10,13 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// flowKey is a packet's tuple, as struct flow_key of bpf/core/types.h has it.
+// flowKey is a packet's tuple, as in struct flow_key of bpf/core/types.h.
 type flowKey struct {
 	source, destination netip.AddrPort
 	protocol            uint8
 }
 
-// flowEntry is the part of struct flow that tests look at.
+// flowEntry is the part of struct flow that tests read.
 type flowEntry struct {
 	source, destination netip.AddrPort
 	state               flowState
@@ -58,7 +58,7 @@ func decodeEndpoint(address, port []byte) netip.AddrPort {
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
 }
 
-// flowTable reads sh_flows. Nothing may be changing it.
+// flowTable reads sh_flows. Nothing may change it meanwhile.
 func (w *world) flowTable() map[flowKey]flowEntry {
 	w.Helper()
 	const keySize, flowSize = 40, 72
@@ -81,7 +81,7 @@ func (w *world) flowTable() map[flowKey]flowEntry {
 	return table
 }
 
-// rawFlow is the entry of a packet's tuple as it lies in the map.
+// rawFlow is the entry of a packet's tuple, in the map's bytes.
 func (w *world) rawFlow(in packet.Packet) (key, value []byte) {
 	w.Helper()
 	protocol := uint8(packet.ProtocolTCP)
@@ -110,7 +110,7 @@ func (w *world) ageFlow(in packet.Packet) {
 }
 
 // soundTable reads the flow table and expects every entry to have its twin: no port with two owners,
-// and no orphan claim but of ports that rest.
+// and no orphan claim, except on ports that rest.
 func (w *world) soundTable() map[flowKey]flowEntry {
 	w.Helper()
 	table := w.flowTable()
@@ -122,7 +122,7 @@ func (w *world) soundTable() map[flowKey]flowEntry {
 		case e.state&dead != 0:
 			fault = "is dead, and still there"
 		case (!ok || twin.nonce != e.nonce) && e.direction == 1 && e.state.closed():
-			// The client has begun another connection, elsewhere; the port rests.
+			// The client has begun another connection, to another backend; the port rests.
 		case !ok:
 			fault = "has no twin"
 		case twin.nonce != e.nonce || twin.backend != e.backend || twin.direction == e.direction:
@@ -144,7 +144,7 @@ func (w *world) soundTable() map[flowKey]flowEntry {
 	return table
 }
 
-// created is how many flows all services have counted.
+// created is the number of flows that all services have counted.
 func (w *world) created() uint64 {
 	w.Helper()
 	counters, err := w.d.Counters()

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// way is one way of forwarding, with what a packet must look like behind it.
+// way is one way of forwarding, with the fields of a packet after it.
 type way struct {
 	name         string
 	port         uint16 // of the VIP
@@ -28,7 +28,7 @@ var ways = []way{
 	{name: "nat, backend without port", port: portKept, four: keeper4, six: keeper6, from4: sources[0], from6: sources[2], arm: armC, own: ownC, keepsPort: true},
 }
 
-// backend is where packets of the way end.
+// backend is the destination of the way's packets.
 func (v way) backend(k kind) netip.AddrPort {
 	port := backendPort
 	if v.keepsPort {
@@ -37,7 +37,7 @@ func (v way) backend(k kind) netip.AddrPort {
 	return netip.AddrPortFrom(k.pick(v.four, v.six), port)
 }
 
-// expected is the frame that a client's packet becomes, given what left.
+// expected is the frame that a client's packet becomes, given the frame that left.
 func (v way) expected(w *world, k kind, in packet.Packet) func(packet.Packet) packet.Packet {
 	return func(got packet.Packet) packet.Packet {
 		source := sourceOf(in)
@@ -49,7 +49,7 @@ func (v way) expected(w *world, k kind, in packet.Packet) func(packet.Packet) pa
 	}
 }
 
-// TestForward sends a packet there, its answer back, and more of both.
+// TestForward sends a packet, its answer, and more of both.
 func TestForward(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes() {
@@ -91,7 +91,7 @@ func flagged(flags string) packet.Edit {
 	}
 }
 
-// TestNarrowestFrontendWins asks for ports that an exact port, a range and any all have.
+// TestNarrowestFrontendWins sends to ports that an exact port, a range and any all have.
 func TestNarrowestFrontendWins(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -114,7 +114,7 @@ func TestNarrowestFrontendWins(t *testing.T) {
 	}
 }
 
-// TestNewFlowsThatCannotBe shows that each obstacle has a reason.
+// TestNewFlowsThatCannotBe: each obstacle has a reason.
 func TestNewFlowsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -132,7 +132,7 @@ func TestNewFlowsThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestBackendIsItsOwnClient: full NAT works for a backend that asks its own VIP.
+// TestBackendIsItsOwnClient: full NAT works for a backend that connects to its own VIP.
 func TestBackendIsItsOwnClient(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -153,8 +153,8 @@ func TestBackendIsItsOwnClient(t *testing.T) {
 	}
 }
 
-// TestClientPortIsTaken: with nat-destination the client keeps its port, unless it has it in
-// another flow to the same backend; then both work, each with its own.
+// TestClientPortIsTaken: with nat-destination the client keeps its port, unless another of its
+// flows to the same backend has it; then both work, each with its own.
 func TestClientPortIsTaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -41,8 +41,8 @@ func (k kind) toHashed(client int, port, vipPort uint16, edits ...packet.Edit) p
 		append([]packet.Edit{packet.MACs(router, ownA)}, edits...)...)
 }
 
-// TestHashOfAddresses: all flows of a client go to one backend, and so do fragments, though this
-// balancer or another has not seen the first one.
+// TestHashOfAddresses: all flows of a client go to one backend, and so do fragments, also if
+// this balancer or another has not seen the first one.
 func TestHashOfAddresses(t *testing.T) {
 	t.Parallel()
 	fleet := []*world{newWorld(t), newWorld(t)}
@@ -82,8 +82,8 @@ func TestHashOfAddresses(t *testing.T) {
 	}
 }
 
-// TestHashOfAddressesWithNAT: a client's flows have one backend whatever else the balancer has
-// services for, so that two balancers with different files agree.
+// TestHashOfAddressesWithNAT: a client's flows have one backend, independent of the balancer's
+// other services, so that two balancers with different files agree.
 func TestHashOfAddressesWithNAT(t *testing.T) {
 	t.Parallel()
 	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingNATDestination} {
@@ -110,7 +110,8 @@ func TestHashOfAddressesWithNAT(t *testing.T) {
 	}
 }
 
-// TestMartianFragments: a later fragment that is placed by its addresses is asked for them, too.
+// TestMartianFragments: a later fragment that is placed by its addresses must have valid ones,
+// too.
 func TestMartianFragments(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -129,7 +130,7 @@ func TestMartianFragments(t *testing.T) {
 	}
 }
 
-// TestHashOfAddressesWhereItDoesNotDecide: what cannot be known is dropped.
+// TestHashOfAddressesWhereItDoesNotDecide: a fragment whose backend cannot be known is dropped.
 func TestHashOfAddressesWhereItDoesNotDecide(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

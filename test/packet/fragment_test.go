@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cut makes fragments of a packet that end where at says (bytes of what is after the IP headers,
-// multiples of 8), and one of the rest. What the packet has of extension headers stays in front
-// of each fragment header.
+// cut makes fragments of a packet that end at the offsets in at (bytes behind the IP headers,
+// multiples of 8), and one of the rest. The packet's extension headers stay in front of each
+// fragment header.
 func cut(p packet.Packet, id uint32, at ...int) []packet.Packet {
 	p = p.With()
 	number, headers := uint8(0), 20
@@ -50,7 +50,7 @@ func cut(p packet.Packet, id uint32, at ...int) []packet.Packet {
 	return parts
 }
 
-// reparsed is the packet as a reader of its bytes sees it, if he can.
+// reparsed is the packet as a reader of its bytes sees it, if it can be read.
 func reparsed(p packet.Packet) packet.Packet {
 	if read, err := packet.Parse(packet.Must(p)); err == nil {
 		return read
@@ -67,13 +67,13 @@ func pattern(size int) packet.Edit {
 	return packet.Data(data)
 }
 
-// follows is a later fragment that leaves as want.
+// follows is a trial of a later fragment that leaves as want.
 func follows(arm string, in, want packet.Packet) trial {
 	return trial{arm: arm, in: in, end: leaves, notes: []string{"fragment_followed"}, want: func(packet.Packet) packet.Packet { return want }}
 }
 
-// TestFragmentsThroughNAT: there and back, the fragments that leave are those of the packet that
-// would have left whole: ports and checksum in the first, addresses in all.
+// TestFragmentsThroughNAT: in both directions, the fragments that leave are the fragments of the
+// packet that would have left whole: ports and checksum in the first, addresses in all.
 func TestFragmentsThroughNAT(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes() {
@@ -103,7 +103,7 @@ func TestFragmentsThroughNAT(t *testing.T) {
 	}
 }
 
-// TestFragmentsToDirectBackends: each is wrapped whole, all alike.
+// TestFragmentsToDirectBackends: each fragment is wrapped whole, all in the same way.
 func TestFragmentsToDirectBackends(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes() {
@@ -138,8 +138,8 @@ func TestFragmentsToDirectBackends(t *testing.T) {
 	}
 }
 
-// TestFragmentsInAnyOrder: what comes before its first fragment is dropped, whatever other
-// datagrams are under way, and what comes after it is sent.
+// TestFragmentsInAnyOrder: a fragment that comes before its first one is dropped, also while
+// other datagrams are under way, and one that comes after it is sent.
 func TestFragmentsInAnyOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -174,13 +174,13 @@ func TestFragmentsInAnyOrder(t *testing.T) {
 			w.send(armA, nat[2])
 		})
 	}
-	// RFC 791: in IPv4 the protocol is part of what tells them apart.
+	// RFC 791: in IPv4 the protocol, too, tells datagrams apart.
 	w.send(armA, cut(kind{}.toDirect(42000, v.port, "S", pattern(900)), 9, 400)[0])
 	early(cut(kind{udp: true}.toDirect(42000, v.port, "", pattern(900)), 9, 400)[1]).try(t, w)
 }
 
-// TestFragmentsStayWithTheFirst: a change of the table in the middle of a datagram does not
-// part it, nor does the end of its flow's entry.
+// TestFragmentsStayWithTheFirst: neither a change of the table in the middle of a datagram nor
+// the end of its flow's entry parts its fragments.
 func TestFragmentsStayWithTheFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -204,7 +204,7 @@ func TestFragmentsStayWithTheFirst(t *testing.T) {
 	}
 }
 
-// TestFragmentNotesAge: a note is believed for 30 seconds.
+// TestFragmentNotesAge: a note is used for 30 seconds.
 func TestFragmentNotesAge(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -243,7 +243,8 @@ func (w *world) ageNotes(notes *ebpf.Map, seconds uint32) {
 	}
 }
 
-// TestFragmentsThatLie: what would make a judgement of flags or ports worthless is dropped.
+// TestFragmentsThatLie: a fragment that makes a judgement of flags or ports worthless is
+// dropped.
 func TestFragmentsThatLie(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -290,7 +291,7 @@ func asInt(b bool) int {
 	return 0
 }
 
-// numbered gives a packet without transport header the protocol of another.
+// numbered gives a packet without transport header the protocol number of another.
 func numbered(of packet.Packet) packet.Edit {
 	return func(p *packet.Packet) {
 		if p.IPv4 != nil {
@@ -301,7 +302,7 @@ func numbered(of packet.Packet) packet.Edit {
 	}
 }
 
-// TestFragmentsOfNobody pass as they come.
+// TestFragmentsOfNobody: fragments without a service pass unchanged.
 func TestFragmentsOfNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -337,7 +338,7 @@ func TestFragmentsOfNobody(t *testing.T) {
 	for i, in := range []packet.Packet{echo, echo6} {
 		trial{in: in.With(packet.Fragmented(1, 0, true)), reason: "fragment"}.try(t, w)
 		trial{in: in.With(packet.Fragmented(1, 160, false)), reason: "fragment"}.try(t, w)
-		if i == 1 { // RFC 6980: not even what is whole
+		if i == 1 { // RFC 6980: not even a whole one
 			trial{in: in.With(packet.Fragmented(1, 0, false)), reason: "fragment"}.try(t, w)
 		}
 	}
@@ -359,7 +360,8 @@ func TestFragmentsOfNobody(t *testing.T) {
 	}
 }
 
-// TestAtomicFragments: with a fragment header, but whole (RFC 6946): as any other packet.
+// TestAtomicFragments: a whole packet with a fragment header (RFC 6946) is treated like any
+// other packet.
 func TestAtomicFragments(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -383,7 +385,8 @@ func TestAtomicFragments(t *testing.T) {
 	}
 }
 
-// TestFragmentsThatEndHere: an error is sent for a first fragment, and in IPv6 for every one.
+// TestFragmentsThatEndHere: an error is sent for a first fragment, and in IPv6 for each
+// fragment.
 func TestFragmentsThatEndHere(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
@@ -410,8 +413,8 @@ func TestFragmentsThatEndHere(t *testing.T) {
 	}
 }
 
-// TestFirstFragmentsChecksumThatLooksUnfinished is one that is finished: who fragments has seen
-// to that. It is updated, and nothing is summed of a datagram that is not all here.
+// TestFirstFragmentsChecksumThatLooksUnfinished: the sender of the fragments has completed the
+// checksum. It is updated, and the program sums nothing of an incomplete datagram.
 func TestFirstFragmentsChecksumThatLooksUnfinished(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -421,7 +424,7 @@ func TestFirstFragmentsChecksumThatLooksUnfinished(t *testing.T) {
 		looks := checksumOf(first.With(packet.TransportChecksum(partial)))
 		first = first.With(packet.TransportChecksum(packet.ChecksumValue(looks)))
 		trial{in: first, end: leaves, want: func(got packet.Packet) packet.Packet {
-			// It gains what a right one does.
+			// It changes by the same amount as a right one.
 			right, changed := checksumOf(in), checksumOf(ways[0].expected(w, k, in)(got))
 			gained := sum(^looks, sum(^changed, right))
 			return ways[0].expected(w, k, first)(got).With(packet.TransportChecksum(packet.ChecksumValue(^gained)))

@@ -9,14 +9,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// notes are reasons that are counted on the way and end nothing.
+// notes are reasons that are counted on a packet's way and do not end it.
 var notes = map[string]bool{
 	"flow_recycled": true, "handshake_evicted": true, "flows_full": true, "port_taken": true, "fib_fallback": true,
 	"checksum_completed": true, "icmp_translated": true, "icmp_to_backend": true, "flow_moved": true, "not_remembered": true,
 	"fragment_followed": true,
 }
 
-// answers are reasons with which a packet leaves in another's place.
+// answers are reasons with which an answer leaves in the packet's place.
 var answers = map[string]bool{"arp_answered": true, "nd_answered": true, "echo_answered": true, "ttl_exceeded": true, "too_big_answered": true,
 	"rejected_reset": true, "rejected_unreachable": true}
 
@@ -26,8 +26,8 @@ var passing = map[string]bool{
 	"protocol": true, "icmp": true, "source_routed": true, "neighbour_other": true, "malformed": true,
 }
 
-// judge runs any frame and returns what must never be, or "": an error, a verdict that is
-// none of ours, an end without a reason or with two, or one whose kind does not fit the
+// judge runs any frame and returns a result that must not happen, or "": an error, a verdict
+// that is not ours, an end without a reason or with two, or one whose kind does not fit the
 // verdict; and a packet that passes changed.
 func (w *world) judge(arm string, frame []byte) string {
 	w.Helper()
@@ -64,7 +64,7 @@ func (w *world) judge(arm string, frame []byte) string {
 	return ""
 }
 
-// seeds are valid packets of every sort, whole.
+// seeds are valid packets of every kind, whole.
 func seeds() map[string][]byte {
 	all := map[string][]byte{}
 	add := func(name string, p packet.Packet) { all[name] = packet.Must(p) }
@@ -110,7 +110,7 @@ func seeds() map[string][]byte {
 	return all
 }
 
-// FuzzPacket changes packets in every way through the loaded program.
+// FuzzPacket sends packets with all kinds of changes through the loaded program.
 func FuzzPacket(f *testing.F) {
 	for _, frame := range seeds() {
 		f.Add(frame, false)

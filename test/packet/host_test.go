@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// The host itself as a backend, and as a client: with an address of its own that is no VIP's.
+// The host itself as a backend, and as a client: with an address of its own that is no VIP.
 var (
 	ownBackend4, ownBackend6 = addr("10.0.0.1"), addr("2001:db8:2::1")
 	ownClient4, ownClient6   = addr("192.0.2.1"), addr("2001:db8:1::1")
@@ -44,8 +44,8 @@ func ownServices() []model.Service {
 	return all
 }
 
-// TestHostIsBackend: what goes to a backend that is the host itself goes up its stack, and its
-// answers are met on their way out: at tc. At XDP nobody would see them, so it does not begin.
+// TestHostIsBackend: packets to a backend that is the host itself go up its stack, and its answers
+// are caught on their way out: at tc. At XDP no program would see them, so the flow does not begin.
 func TestHostIsBackend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -70,7 +70,7 @@ func TestHostIsBackend(t *testing.T) {
 	}
 }
 
-// TestHostIsBackendDirectly: the host has the VIP, so nothing has to carry the packet there.
+// TestHostIsBackendDirectly: the host has the VIP, so the packet goes up its stack as it is.
 func TestHostIsBackendDirectly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -81,12 +81,12 @@ func TestHostIsBackendDirectly(t *testing.T) {
 	}
 }
 
-// TestHostIsClient: what the host sends to a VIP is balanced where it leaves, and answers come back
-// up its stack.
+// TestHostIsClient: the host's packets to a VIP are balanced on their way out, and answers come
+// back up its stack.
 func TestHostIsClient(t *testing.T) {
 	t.Parallel()
 	if *hook != "tc" {
-		return // XDP sees nothing of it
+		return // XDP does not see these packets
 	}
 	w := newWorld(t)
 	w.apply(append(services(), ownServices()...))
@@ -106,7 +106,7 @@ func TestHostIsClient(t *testing.T) {
 		}
 		answer := sent.Reverse().With(packet.MACs(beMAC, ownC), packet.TTL(64))
 		table(t, w, []trial{
-			// By the interface that the host sent it by, because the VIP is expected there.
+			// By the interface that the host sent it from, because the VIP is expected there.
 			{name: k.String() + "/answer", arm: armC, in: answer, end: leaves, want: func(packet.Packet) packet.Packet {
 				return answer.With(routed, between(destinationOf(in), sourceOf(in)), packet.MACs(beMAC, ownA))
 			}},
@@ -122,12 +122,12 @@ func TestHostIsClient(t *testing.T) {
 	}
 }
 
-// TestHostAsksForVIPs: its own questions are answered, but for questions that look for others who
-// would answer.
+// TestHostAsksForVIPs: its own requests are answered, except requests that look for other hosts
+// with the address.
 func TestHostAsksForVIPs(t *testing.T) {
 	t.Parallel()
 	if *hook != "tc" {
-		return // XDP sees nothing of it
+		return // XDP does not see these packets
 	}
 	w := newWorld(t)
 	ask := packet.NewARPRequest(ownA, ownClient4, vip4)

@@ -8,11 +8,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// frameMin is the least that the kernel takes for a test run.
+// frameMin is the size of the shortest frame that the kernel takes for a test run.
 const frameMin = 14
 
-// shortest is the same of a frame. Where the kernel makes an sk_buff of it, an IP header has to be
-// whole (bpf_prog_test_run_skb in net/bpf/test_run.c).
+// shortest is the smallest size of a given frame. If the kernel makes an sk_buff of it, an IP
+// header has to be whole (bpf_prog_test_run_skb in net/bpf/test_run.c).
 func shortest(frame []byte) int {
 	const ip4, ip6 = 20, 40
 	if *hook != "tc" {
@@ -24,7 +24,7 @@ func shortest(frame []byte) int {
 	return frameMin + ip4
 }
 
-// TestTruncated cuts valid packets everywhere: each piece ends in exactly one reason.
+// TestTruncated cuts valid packets at each length: each part ends in exactly one reason.
 func TestTruncated(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -40,8 +40,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestTruncatedAndAdjusted does the same where the IP header says the true length, so that
-// the transport header is cut: it is ours, and ends here.
+// TestTruncatedAndAdjusted does the same with the true length in the IP header, so that the
+// transport header is cut: such a packet is for us, and ends here.
 func TestTruncatedAndAdjusted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -61,7 +61,7 @@ func TestTruncatedAndAdjusted(t *testing.T) {
 	}
 }
 
-// setLength makes the IP header say that the frame ends at n.
+// setLength sets the IP header's length to the end of the frame at n.
 func setLength(frame []byte, n int) {
 	if frame[14]>>4 == 4 {
 		binary.BigEndian.PutUint16(frame[16:], uint16(n-14))
@@ -127,7 +127,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestDamagedForOthers: what is for nobody passes, damaged or not.
+// TestDamagedForOthers: a packet without a service passes, damaged or not.
 func TestDamagedForOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,7 +149,7 @@ func TestDamagedForOthers(t *testing.T) {
 	}
 }
 
-// TestEthernetPadding: bytes behind the IP packet are nobody's, and stay.
+// TestEthernetPadding: bytes behind the IP packet belong to no header, and stay.
 func TestEthernetPadding(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

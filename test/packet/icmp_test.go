@@ -84,14 +84,14 @@ func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packe
 				return packet.NewError(from, kindOf[0], kindOf[1], 1400, about, append([]packet.Edit{cut}, edits...)...)
 			}
 			ttl := packet.TTL(63)
-			// About what we sent to the backend: goes to the client, about what that sent.
+			// About our packet to the backend: goes to the client, about the client's packet.
 			toUs := make(speaker, sent, packet.MACs(beMAC, v.own))
 			about := in.With(packet.TTL(63))
 			table(t, w, []trial{{name: name + " from the backend's side", arm: v.arm, in: toUs, end: leaves, notes: []string{"icmp_translated"},
 				want: func(packet.Packet) packet.Packet {
 					return make(in.Destination(), about, packet.MACs(ownA, router), ttl)
 				}}})
-			// About what we sent to the client: goes to the backend, about what that sent.
+			// About our packet to the client: goes to the backend, about the backend's packet.
 			toUs = make(speaker, back, packet.MACs(router, ownA))
 			about = answer.With(packet.TTL(63))
 			from := sent.Source()
@@ -106,7 +106,7 @@ func errorsOf(t *testing.T, w *world, v way, k kind, port uint16, edits ...packe
 	}
 }
 
-// TestErrorsOfNoFlow pass to the host, as they came.
+// TestErrorsOfNoFlow: errors about no flow pass to the host unchanged.
 func TestErrorsOfNoFlow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -144,7 +144,7 @@ func TestErrorsOfNoFlow(t *testing.T) {
 	}
 }
 
-// TestEcho is answered for a VIP that is not the host's own.
+// TestEcho: a VIP that is not the host's own answers.
 func TestEcho(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -192,7 +192,7 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// expired is the time exceeded that we send about a packet.
+// expired is our time exceeded about a packet.
 func expired(k kind, from4, from6 netip.Addr, about packet.Packet) packet.Packet {
 	to := packet.MACs(about.Ethernet.Destination, about.Ethernet.Source)
 	if k.six {
@@ -238,7 +238,7 @@ func TestTTL(t *testing.T) {
 	}
 }
 
-// TestTimeExceededIsLimited: a flood of last hops is answered in part and counted.
+// TestTimeExceededIsLimited: of a flood of last hops some are answered, and all are counted.
 func TestTimeExceededIsLimited(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -71,7 +71,7 @@ func (c *conversation) entry() flowEntry {
 	return e
 }
 
-// TestStates plays connections and looks at the flow after each packet.
+// TestStates plays connections and checks the flow after each packet.
 func TestStates(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -135,7 +135,7 @@ type holder struct {
 	index uint32
 }
 
-// openFlows is how many flows the table has open, by service and by backend.
+// openFlows is the number of open flows in the table, by service and by backend.
 func (w *world) openFlows() map[holder]uint64 {
 	w.Helper()
 	found := map[holder]uint64{}
@@ -188,8 +188,8 @@ func TestUDPStates(t *testing.T) {
 	}
 }
 
-// TestExpiry shows flows end by themselves, each after its own time, without a sweep. A
-// packet within a second of the last one leaves the time as it is, so no timeout is less.
+// TestExpiry shows flows that end by themselves, each after its own time, without a sweep. A packet within a second of
+// the last one leaves the time as it is, so no timeout is less.
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	short := 300 * time.Millisecond
@@ -233,7 +233,7 @@ func TestExpiry(t *testing.T) {
 	ask("half-closed", "cA", false)
 }
 
-// TestHalfClosedTime: how long a connection stays that one side has closed is configured.
+// TestHalfClosedTime: the time for which a half-closed connection stays is configured.
 func TestHalfClosedTime(t *testing.T) {
 	for _, c := range []struct {
 		kept  time.Duration
@@ -255,8 +255,8 @@ func TestHalfClosedTime(t *testing.T) {
 	}
 }
 
-// TestLostTwin: an entry whose other half is gone has no claim on its port any more, so the
-// client's next packet that matters begins a flow anew.
+// TestLostTwin: an entry whose twin is gone has no claim on its port any more, so the client's next packet that matters
+// begins a new flow.
 func TestLostTwin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -266,7 +266,7 @@ func TestLostTwin(t *testing.T) {
 		before := flow.entry().nonce
 		twin, _ := w.rawFlow(k.packet(netip.AddrPortFrom(k.pick(backend4, backend6), backendPort), flow.outer, ""))
 		must(t, w.flows.Delete(twin))
-		if k.udp { // nothing but time changes a UDP flow that is established
+		if k.udp { // only time changes an established UDP flow
 			begin := time.Now()
 			w.eventually("time passes", time.Minute, func() bool { return time.Since(begin) > 1200*time.Millisecond })
 		}
@@ -277,7 +277,7 @@ func TestLostTwin(t *testing.T) {
 	}
 }
 
-// TestSweep frees what is over and leaves the rest.
+// TestSweep frees the entries that are over and leaves the rest.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	short := 100 * time.Millisecond
@@ -302,8 +302,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestBackendRemoved moves the flows of a backend that goes, at their next packet, and no
-// other; and those of a service that goes are nobody's.
+// TestBackendRemoved moves the flows of a removed backend, at their next packet, and no others; the flows of a removed
+// service belong to no service.
 func TestBackendRemoved(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -345,8 +345,8 @@ func TestBackendRemoved(t *testing.T) {
 	trial{in: kind{}.fromClient(20000, port, "A"), reason: "no_service", notes: []string{"flow_moved"}}.try(t, w)
 }
 
-// TestTupleComesBack: connections on the tuples of closed ones are placed by the present table. Those
-// that it leaves with their backend keep the port, others leave it at rest.
+// TestTupleComesBack: connections on the tuples of closed ones are placed by the present table. If it leaves one with
+// its backend, the port is kept; otherwise the port rests.
 func TestTupleComesBack(t *testing.T) {
 	t.Parallel()
 	const port, count = 70, 200
@@ -359,7 +359,7 @@ func TestTupleComesBack(t *testing.T) {
 			pool := func(name string, port uint16, change func(*model.Backend), backends ...byte) model.Service {
 				s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 1021,
 					Frontends: []model.Frontend{{Address: k.pick(vip4, vip6), Ports: value.PortRange{First: port, Last: port}, Protocol: model.TCP}}}
-				s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable holds the count against the flows
+				s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable compares the count with the flows
 				for _, n := range backends {
 					b := model.Backend{Weight: 1, BackendAddress: model.BackendAddress{Address: server(n), Port: backendPort}}
 					if n == 100 {
@@ -370,7 +370,7 @@ func TestTupleComesBack(t *testing.T) {
 				return s
 			}
 			as := func(*model.Backend) {}
-			// all begins a connection on each tuple, closes it from the backend's side, and counts where they went.
+			// all begins a connection on each tuple, closes it from the backend's side, and records its backend.
 			all := func(step string) (to []netip.Addr, sources []netip.AddrPort) {
 				for n := range uint16(count) {
 					syn := k.fromClient(20000+n, port, "S")
@@ -412,7 +412,7 @@ func TestTupleComesBack(t *testing.T) {
 					t.Errorf("%d of %d connections are with backend %d, of three", number(to, n), count, n)
 				}
 			}
-			// Another service that does not check it keeps the backend from being down altogether.
+			// Another service that does not check it keeps the backend from being down in all services.
 			w.apply(append(services(), pool("pool", port, func(b *model.Backend) { b.Observed.Idle, b.Observed.Down = true, true }, 100, 101, 102), pool("unchecked", 71, as, 100)))
 			if to, _ := all("down in this service"); number(to, 100) > 0 {
 				t.Errorf("%d of %d connections are with a backend that is down", number(to, 100), count)
@@ -421,9 +421,9 @@ func TestTupleComesBack(t *testing.T) {
 	}
 }
 
-// TestAnswersPastTheVIP: where NAT keeps the client's address, a client that connects to the backend itself, from the port that a
-// closed connection to the VIP had, gets the backend's answers as they are. A connection through the VIP is answered in its name,
-// also on a closed one's ports.
+// TestAnswersPastTheVIP: if NAT keeps the client's address, a client that connects to the backend itself, from the port
+// of a closed connection to the VIP, gets the backend's answers unchanged. Answers of a connection through the VIP come
+// from the VIP, also on a closed one's ports.
 func TestAnswersPastTheVIP(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -442,10 +442,10 @@ func TestAnswersPastTheVIP(t *testing.T) {
 						}
 					}
 					flow.say(closed...)
-					flow.say("cS", "bSA", "cA", "bA+") // by the VIP again
+					flow.say("cS", "bSA", "cA", "bA+") // through the VIP again
 					flow.say(closed[4:]...)
 					answer := k.packet(netip.AddrPortFrom(k.pick(backend4, backend6), backendPort), flow.outer, "SA", packet.MACs(beMAC, ownC))
-					if to == portNAT { // no client's port: the answer of before, once more
+					if to == portNAT { // not the client's port: the earlier answer once more
 						flow.say("bSA")
 						return
 					}
@@ -461,13 +461,13 @@ func TestAnswersPastTheVIP(t *testing.T) {
 	}
 }
 
-// TestSourceRemoved: answers to a NAT source are ours while it is, and not for a packet longer,
-// although the program notes which addresses answers come to.
+// TestSourceRemoved: answers to a NAT source are ours as long as it exists, and not for a packet longer, although the
+// program notes the addresses that answers come to.
 func TestSourceRemoved(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.String(), func(t *testing.T) {
-			// With nat-destination, any address may be one that answers come to.
+			// With nat-destination, answers may come to any address.
 			plain := slices.DeleteFunc(services(), func(s model.Service) bool { return s.Forwarding != model.ForwardingNAT })
 			w := newWorld(t, withServices(plain...))
 			c := w.converse(k, 20000)
@@ -485,8 +485,8 @@ func TestSourceRemoved(t *testing.T) {
 	}
 }
 
-// TestBackendLeavesOneService moves its flows of that service, whichever way they are known, while
-// another service goes on with the same backend, and with its flows there.
+// TestBackendLeavesOneService moves its flows of that service, of NAT or remembered, while another service goes on with
+// the same backend, and with its flows there.
 func TestBackendLeavesOneService(t *testing.T) {
 	t.Parallel()
 	for _, forwarding := range []model.Forwarding{model.ForwardingNAT, model.ForwardingDSRIPIP} {
@@ -542,8 +542,8 @@ func TestBackendLeavesOneService(t *testing.T) {
 	}
 }
 
-// TestConnectionsOnOneTupleAreCounted: a client that takes its port again begins a flow, and the SYN that it
-// sends once more begins none.
+// TestConnectionsOnOneTupleAreCounted: a client that takes its port again begins a flow, and a repeated SYN begins
+// none.
 func TestConnectionsOnOneTupleAreCounted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -21,7 +21,7 @@ func from(a netip.Addr) packet.Edit {
 	}
 }
 
-// sourcesOf are source addresses, by whether IPv6, and what becomes of packets to a service.
+// sourcesOf are source addresses, by whether IPv6, and the reason for packets to a service.
 var sourcesOf = map[bool][]struct{ address, reason string }{
 	false: {
 		{"127.0.0.1", "martian"}, {"127.255.255.254", "martian"}, {"0.0.0.0", "martian"}, {"0.1.2.3", "martian"},
@@ -34,7 +34,7 @@ var sourcesOf = map[bool][]struct{ address, reason string }{
 	},
 }
 
-// TestMartians are dropped where they are for a service, and nowhere else.
+// TestMartians: packets from a martian source are dropped if they are for a service, and only then.
 func TestMartians(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -58,7 +58,7 @@ func TestMartians(t *testing.T) {
 	}
 }
 
-// TestLoops: what comes from the VIP itself, or from another address that is ours alone.
+// TestLoops: packets from the VIP itself, or from another address that is only ours.
 func TestLoops(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -99,8 +99,8 @@ func TestLoops(t *testing.T) {
 	}
 }
 
-// TestLoopEndsByTTL: two balancers, each of which is the other's backend, pass a packet to and fro until
-// its TTL ends. Nothing multiplies.
+// TestLoopEndsByTTL: two balancers, each the other's backend, pass a packet back and forth until its TTL
+// ends. Nothing multiplies.
 func TestLoopEndsByTTL(t *testing.T) {
 	t.Parallel()
 	const port = 700

@@ -37,14 +37,14 @@ func newMeshWorld(t *testing.T, mode model.Attach) (*world, *decap.Beside, decap
 	return w, beside, wanted
 }
 
-// decidedByDecap says whether sh_decap decides a case: what is damaged on the outside, or no tunnel's, sh_xdp has
-// judged already.
+// decidedByDecap reports whether sh_decap decides a case: sh_xdp has already judged a packet that is damaged on
+// the outside, or that is no tunnel's.
 func decidedByDecap(reason string) bool {
 	return strings.HasPrefix(reason, "decap_") && reason != "decap_no_tunnel"
 }
 
-// TestMeshDecapsulates: behind a balancer's program tunnels' packets become what they become without one, also
-// where their inner packet is one that the balancer would balance; and a program after sees them.
+// TestMeshDecapsulates: behind a balancer's program tunnels' packets get the same result as without one, also if
+// the balancer would balance their inner packet; and a program after sees them.
 func TestMeshDecapsulates(t *testing.T) {
 	t.Parallel()
 	if *hook != "xdp" {
@@ -100,8 +100,8 @@ func TestMeshDecapsulates(t *testing.T) {
 	}
 }
 
-// TestMeshBalances: bare packets become what they become without sh_decap, and those for the own server pass as
-// they came.
+// TestMeshBalances: packets without a tunnel get the same result as without sh_decap, and packets for this
+// machine's own server pass unchanged.
 func TestMeshBalances(t *testing.T) {
 	t.Parallel()
 	if *hook != "xdp" {

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// segmentMost is tcp_mss in these tests.
+// segmentMost is the value of tcp_mss in these tests.
 const segmentMost = 1300
 
 var (
@@ -21,7 +21,7 @@ var (
 
 func optionsOf(parts ...[]byte) []byte { return slices.Concat(parts...) }
 
-// segmentOptions are a SYN's options, and what becomes of them where segments are bounded.
+// segmentOptions are a SYN's options, before and after the bound.
 var segmentOptions = []struct {
 	name      string
 	in, after []byte
@@ -46,8 +46,8 @@ var segmentOptions = []struct {
 
 func boundSegments(s *model.Service) { s.Policy.TCPMSS = segmentMost }
 
-// TestSegmentsAreBounded: what a SYN says its sender takes is brought down to tcp_mss, on the way
-// there and back under NAT, and there with direct return; nothing else in it changes.
+// TestSegmentsAreBounded: a SYN's segment size is reduced to tcp_mss, in both directions under NAT,
+// and towards the backend with direct return; nothing else in it changes.
 func TestSegmentsAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
@@ -75,7 +75,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 func boundBothWays(t *testing.T, w *world, k kind, clientPort uint16, in, after []byte, sum packet.Checksum, generic bool) {
 	t.Helper()
 	before, then := packet.TCPOptions(in...), packet.TCPOptions(after...)
-	left := packet.TransportChecksum(packet.Checksum{}) // what leaves is complete …
+	left := packet.TransportChecksum(packet.Checksum{}) // a packet that leaves is complete …
 	var notes []string
 	if sum == partial {
 		notes = []string{"checksum_completed"}
@@ -102,8 +102,8 @@ func boundBothWays(t *testing.T, w *world, k kind, clientPort uint16, in, after 
 	}
 }
 
-// TestOnlySYNsAreBounded: options of other packets are none of tcp_mss's business, and without it
-// no packet's are.
+// TestOnlySYNsAreBounded: tcp_mss does not change options of other packets, and without it no
+// packet's.
 func TestOnlySYNsAreBounded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -118,7 +118,7 @@ func TestOnlySYNsAreBounded(t *testing.T) {
 }
 
 // TestBoundSegmentsThatLookUnfinished: a complete checksum may have the value that a sender leaves to
-// hardware. The bound must not take it for one.
+// hardware. The bound must not take it for an open one.
 func TestBoundSegmentsThatLookUnfinished(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
@@ -129,7 +129,7 @@ func TestBoundSegmentsThatLookUnfinished(t *testing.T) {
 			make := func(payload uint16) packet.Packet {
 				return k.fromClient(40000, v.port, "S", packet.Data(word(payload)), packet.TCPOptions(packet.MSS(1460)...))
 			}
-			// The payload that makes the two sums alike.
+			// The payload for which the two sums are equal.
 			found := -1
 			for n := 0; n < 1<<16 && found < 0; n++ {
 				p := make(uint16(n))

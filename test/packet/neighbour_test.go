@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestARP answers for what we own and for nothing else.
+// TestARP: requests for our own addresses are answered, and no others.
 func TestARP(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

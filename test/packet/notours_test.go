@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestNotOurs sends what must pass as it came.
+// TestNotOurs sends packets that must pass unchanged.
 func TestNotOurs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -83,7 +83,7 @@ func TestMappedAddresses(t *testing.T) {
 	})
 }
 
-// TestIPv4Options carries options through, and none that lie.
+// TestIPv4Options: valid options pass through, contradictory ones do not.
 func TestIPv4Options(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -98,7 +98,7 @@ func TestIPv4Options(t *testing.T) {
 	}
 }
 
-// TestExtensionHeaders carries each kind through, 8 and no more.
+// TestExtensionHeaders: each kind passes through, up to 8 headers.
 func TestExtensionHeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// expect sends a packet and judges where it goes and what is remembered then.
+// expect sends a packet and checks its backend and the entries afterwards.
 func (p *placed) expect(in packet.Packet, want, memory string) {
 	p.Helper()
 	if got := p.follow(in); got != want {
@@ -21,14 +21,14 @@ func (p *placed) expect(in packet.Packet, want, memory string) {
 	}
 }
 
-// TestPreviousBefore: where the table has changed its size, the previous backend is found in the
-// table before: its previous one where a slot there was in transition itself, else the current.
+// TestPreviousBefore: if the table has changed its size, the previous backend is found in the
+// table before: the previous one of a slot there in transition, otherwise the current one.
 func TestPreviousBefore(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
 	for _, before := range []struct {
 		slot slotSpec
-		want string // of what is older than the change
+		want string // backend of flows older than the change
 	}{
 		{slotSpec{state: reconcile.Settled, current: 'C'}, "C"},
 		{slotSpec{state: reconcile.Settled, current: 'C', previous: 'A'}, "C"},
@@ -47,7 +47,7 @@ func TestPreviousBefore(t *testing.T) {
 					p.tableBefore(before.slot)
 					p.write(transitionFore)
 					udp := before.want
-					if drains && udp != "B" { // the table before does not say so, but the backend
+					if drains && udp != "B" { // the table before does not have that, but the backend does
 						p.draining(rune(udp[0]), true)
 						defer p.draining(rune(udp[0]), false)
 						udp = "B"
@@ -65,8 +65,8 @@ func TestPreviousBefore(t *testing.T) {
 	}
 }
 
-// TestPreviousBeforeBySameHash: a flow's place in the table before is that of its hash there,
-// so it goes where it went when that was the table.
+// TestPreviousBeforeBySameHash: a flow's place in the table before follows from its hash there,
+// so it keeps the backend that it had with that table.
 func TestPreviousBeforeBySameHash(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -105,7 +105,7 @@ func TestPreviousBeforeBySameHash(t *testing.T) {
 // step is a packet of a flow and the flags of its entry afterwards.
 type step struct{ flags, want string }
 
-// TestRememberedFlags: what each packet does to a flow's entry.
+// TestRememberedFlags has each packet's effect on a flow's entry.
 func TestRememberedFlags(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -136,7 +136,7 @@ func TestRememberedFlags(t *testing.T) {
 					for i, s := range c.steps {
 						in := p.packet(kind{six: six}, client, 1, s.flags)
 						p.expect(in, "B", "flow "+s.want)
-						if i == 0 { // from then on the other states are to keep it as well
+						if i == 0 { // from then on the other states must keep it as well
 							other := state
 							other.current = 'C'
 							p.write(other)
@@ -177,8 +177,8 @@ func TestRememberedAgain(t *testing.T) {
 	}
 }
 
-// TestRememberedLife: how long an entry lives depends on what was seen last. What is over is as
-// if it were not there.
+// TestRememberedLife: the time for which an entry lives depends on its last packet. An expired
+// entry counts as missing.
 func TestRememberedLife(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t, withTimeouts(func(o *model.Timeouts) {
@@ -223,7 +223,7 @@ func TestRememberedLife(t *testing.T) {
 					if c.affinity > 0 {
 						key, of = clientOf(p.packet(k, client, 1, "")), "client"
 					}
-					// A tick lasts 1 to 2 s, whatever the kernel's rate of jiffies.
+					// A tick lasts 1 to 2 s, at any rate of jiffies.
 					ticks := int(c.timeout/time.Second)/2 - 1
 					if over {
 						ticks = int(c.timeout/time.Second) + 3
@@ -252,8 +252,8 @@ func TestRememberedLife(t *testing.T) {
 	}
 }
 
-// TestRememberedClocks: an entry may be seen a tick ahead by another CPU; anything else out of
-// range is older than any timeout.
+// TestRememberedClocks: an entry may be seen a tick ahead by another CPU; any other value out of
+// range counts as older than any timeout.
 func TestRememberedClocks(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t, withTimeouts(func(o *model.Timeouts) { o.TCPEstablished = 12 * time.Hour })).place(portMoving)
@@ -274,8 +274,8 @@ func TestRememberedClocks(t *testing.T) {
 	}
 }
 
-// TestRememberedBackendGone: the flows of a backend that is removed are placed anew, also when
-// another has taken its place, or it has come back.
+// TestRememberedBackendGone: the flows of a removed backend are placed anew, also if another has
+// taken its place, or it has come back.
 func TestRememberedBackendGone(t *testing.T) {
 	t.Parallel()
 	all := newWorld(t).place(portMoving)
@@ -326,7 +326,7 @@ func TestRememberedBackendGone(t *testing.T) {
 	}
 }
 
-// TestRememberedOfAnotherService: entries of a service that was removed lead nowhere.
+// TestRememberedOfAnotherService: entries of a removed service are not followed.
 func TestRememberedOfAnotherService(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -355,8 +355,8 @@ func TestRememberedOfAnotherService(t *testing.T) {
 	}
 }
 
-// TestForeignRemembered puts into an entry what a reader can meet there while the element is
-// being given to another flow. No packet may follow it.
+// TestForeignRemembered puts values into an entry that a reader can meet there while the element
+// is being given to another flow. No packet may follow it.
 func TestForeignRemembered(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)

@@ -9,11 +9,11 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// cell is one of the table in docs/design/13-just-enough-tracking.md.
+// cell is one cell of the table in docs/design/13-just-enough-tracking.md.
 type cell struct {
 	slot   slotSpec
 	packet string // TCP flags, or "udp"
-	entry  rune   // the backend of an entry that is there already, or 0
+	entry  rune   // the backend of an existing entry, or 0
 	want   string // the backend; "" means dropped
 	memory string // afterwards
 }
@@ -33,7 +33,7 @@ var (
 	transitionFore = slotSpec{state: reconcile.Transition, current: 'B', before: true}
 )
 
-// cells without affinity, tracking auto.
+// autoCells are cells without affinity, with tracking auto.
 var autoCells = []cell{
 	{settledAB, "S", 0, "B", ""}, {settledAB, "A", 0, "B", ""}, {settledAB, "udp", 0, "B", ""},
 	{settledAB, "S", 'C', "B", "flow C syn"}, {settledAB, "A", 'C', "B", "flow C syn"}, {settledAB, "udp", 'C', "B", "flow C"},
@@ -50,9 +50,10 @@ var autoCells = []cell{
 	{transitionDB, "S", 0, "B", "flow B syn"}, {transitionDB, "A", 0, "A", "flow A"}, {transitionDB, "udp", 0, "B", "flow B"},
 	{transitionDB, "udp", 'C', "C", "flow C"}, {transitionDB, "S", 'C', "C", "flow C syn"},
 	{transitionXDB, "S", 0, "B", "flow B syn"}, {transitionXDB, "A", 0, "B", "flow B"}, {transitionXDB, "udp", 0, "B", "flow B"},
-	// A to B and back: what was opened meanwhile is with B, although the slot names A twice.
+	// A to B and back: connections opened meanwhile are with B, although the slot names A
+	// twice.
 	{transitionAA, "S", 'C', "C", "flow C syn"}, {transitionAA, "A", 'C', "C", "flow C"}, {transitionAA, "S", 0, "A", "flow A syn"}, {transitionAA, "A", 0, "A", "flow A"},
-	// Nobody takes new flows, and the old ones go on.
+	// No backend takes new flows, and the old ones go on.
 	{transitionA, "S", 0, "", ""}, {transitionA, "A", 0, "A", "flow A"}, {transitionA, "A", 'C', "C", "flow C"}, {transitionA, "udp", 0, "A", "flow A"},
 
 	{closingAB, "S", 'C', "C", "flow C syn"}, {closingAB, "A", 'C', "C", "flow C"}, {closingAB, "udp", 'C', "C", "flow C"},
@@ -61,7 +62,7 @@ var autoCells = []cell{
 	{markedAB, "S", 0, "B", ""}, {markedAB, "A", 0, "B", ""}, {markedAB, "udp", 0, "B", ""},
 }
 
-// alwaysCells: the table is looked at in every state, and every flow remembered.
+// alwaysCells: the table is looked up in every state, and every flow remembered.
 var alwaysCells = []cell{
 	{settledAB, "S", 0, "B", "flow B syn"}, {settledAB, "A", 0, "B", "flow B"}, {settledAB, "udp", 0, "B", "flow B"}, {settledAB, "R", 0, "B", ""},
 	{settledAB, "S", 'C', "C", "flow C syn"}, {settledAB, "A", 'C', "C", "flow C"}, {settledAB, "udp", 'C', "C", "flow C"},
@@ -70,7 +71,7 @@ var alwaysCells = []cell{
 	{markedAB, "S", 0, "B", "flow B syn"}, {markedAB, "A", 0, "B", "flow B"}, {markedAB, "udp", 0, "B", "flow B"}, {markedAB, "A", 'C', "C", "flow C"},
 }
 
-// noneCells: nothing is looked at, and nothing remembered.
+// noneCells: nothing is looked up, and nothing remembered.
 var noneCells = func() (cells []cell) {
 	for _, slot := range []slotSpec{settledAB, transitionAB, transitionDB, closingAB, markedAB} {
 		for _, packet := range []string{"S", "A", "udp"} {
@@ -101,7 +102,7 @@ var affinityCells = []cell{
 
 const affinity = 10 * time.Minute
 
-// TestPlace sends one packet for each cell of the table, and looks at what is remembered.
+// TestPlace sends one packet for each cell of the table, and checks the entries.
 func TestPlace(t *testing.T) {
 	t.Parallel()
 	for _, table := range []struct {
@@ -128,7 +129,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// cell plays a cell and expects no flow of NAT and, where nothing failed, no note.
+// cell plays a cell and expects no flow of NAT and, if nothing failed, no note.
 func (p *placed) cell(c cell, six bool, client int, tracking model.Tracking, affinity time.Duration) {
 	p.Helper()
 	k, first, flags := kind{six: six}, "S", c.packet

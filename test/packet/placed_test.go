@@ -15,12 +15,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// The moving services have three backends a family, called by letters:
+// The moving services have three backends a family, named by letters:
 //
 //	A  the previous backend of slots that change
 //	B  the current one
-//	C  that of entries, so that none of them is mistaken for another
-//	X  A's place in another generation: a backend that is gone
+//	C  the backend of entries, so that none of them is mistaken for another
+//	X  A's place in another generation: a removed backend
 const movingLetters = "ABC"
 
 func movingBackend(letter rune, six bool) netip.Addr {
@@ -38,14 +38,14 @@ func movingBackends() (list []netip.Addr) {
 	return list
 }
 
-// placed is a service whose slots and record the test writes itself, past the reconciler,
-// which must not be used in that world any more.
+// placed is a service whose slots and record the test writes itself, without the reconciler, which must
+// not be used in that world any more.
 type placed struct {
 	*world
 	port    uint16 // of the direct VIP
 	records [2]reconcile.ServiceRecord
 	refs    [2]map[rune]reconcile.BackendRef
-	clients int // that have been handed out
+	clients int // clients handed out so far
 }
 
 // place takes over a service. Half 0 is IPv4, half 1 IPv6.
@@ -75,7 +75,7 @@ func (w *world) place(port uint16) *placed {
 	return p
 }
 
-// moving is the direct service in transition from A to B, tracked as is usual.
+// moving is the direct service in transition from A to B, with tracking auto.
 func (w *world) moving() *placed {
 	p := w.place(portMoving)
 	p.tracked(model.TrackingAuto)
@@ -90,7 +90,7 @@ func half(six bool) int {
 	return 0
 }
 
-// slotSpec is a slot with letters for its backends; 0 is nobody.
+// slotSpec is a slot with letters for its backends; 0: none.
 type slotSpec struct {
 	state             reconcile.SlotState
 	current, previous rune
@@ -115,7 +115,7 @@ func (p *placed) slot(s slotSpec, six bool) reconcile.Slot {
 		PreviousDrains: s.drains, PreviousBefore: s.before}
 }
 
-// write makes all slots of the service alike.
+// write writes the same word into all slots of the service.
 func (p *placed) write(s slotSpec) {
 	p.Helper()
 	for i, record := range p.records {
@@ -123,7 +123,7 @@ func (p *placed) write(s slotSpec) {
 	}
 }
 
-// change writes the service's records anew.
+// change changes the service's records and writes them.
 func (p *placed) change(change func(*reconcile.ServiceRecord)) {
 	p.Helper()
 	for i := range p.records {
@@ -137,10 +137,10 @@ func (p *placed) tracked(how model.Tracking) {
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking = how })
 }
 
-// before gives the service a table before, all of its slots alike.
+// tableBefore gives the service a table before, with the same word in all slots.
 func (p *placed) tableBefore(s slotSpec) {
 	p.Helper()
-	const first, count = 60000, 503 // behind all that the reconciler has used
+	const first, count = 60000, 503 // behind all slots that the reconciler has used
 	for i := range p.records {
 		p.records[i].BeforeOffset, p.records[i].BeforeSize = first+uint32(i)*count, count
 		must(p, p.d.WriteSlots(p.records[i].BeforeOffset, slices.Repeat(reconcile.NewTable([]reconcile.Slot{p.slot(s, i == 1)}), count)))
@@ -148,7 +148,7 @@ func (p *placed) tableBefore(s slotSpec) {
 	p.change(func(*reconcile.ServiceRecord) {})
 }
 
-// draining says of a backend whether it has weight 0 everywhere.
+// draining sets whether a backend has weight 0 everywhere.
 func (p *placed) draining(letter rune, is bool) {
 	p.Helper()
 	for i := range p.records {
@@ -157,7 +157,7 @@ func (p *placed) draining(letter rune, is bool) {
 	}
 }
 
-// way leads to a backend that has been put anew.
+// way sets the hop to a backend whose record has been written again.
 func (p *placed) way(letter rune) error {
 	var errs []error
 	for i := range p.records {
@@ -166,7 +166,7 @@ func (p *placed) way(letter rune) error {
 	return errors.Join(errs...)
 }
 
-// packet is from a client with this number, all of whose flows have other ports.
+// packet is from a client with this number, whose flows all have different ports.
 func (p *placed) packet(k kind, client int, port uint16, flags string, edits ...packet.Edit) packet.Packet {
 	if len(flags) > 0 && flags[len(flags)-1] == '+' {
 		flags, edits = flags[:len(flags)-1], append(edits, packet.Data("payload"))
@@ -181,13 +181,13 @@ func (p *placed) packet(k kind, client int, port uint16, flags string, edits ...
 		append([]packet.Edit{packet.MACs(router, ownA)}, edits...)...)
 }
 
-// newClient is the number of a client that has not been used.
+// newClient is the number of an unused client.
 func (p *placed) newClient() int {
 	p.clients++
 	return p.clients
 }
 
-// follow sends a packet and says to which backend it went, "" if nowhere.
+// follow sends a packet and returns the backend that it went to, "" if none.
 func (p *placed) follow(in packet.Packet) string {
 	p.Helper()
 	out, ok := p.try(armA, in)
@@ -239,8 +239,8 @@ func (p *placed) describe(name string, e rememberedEntry, six bool) string {
 	return name + " " + letter
 }
 
-// remember makes an entry with this backend for a packet's flow or client, as the program
-// makes them: by a first packet while the slots are in transition to it.
+// remember makes an entry with this backend for a packet's flow or client, in the program's way: by a
+// first packet while the slots are in transition to it.
 func (p *placed) remember(k kind, client int, port uint16, letter rune, flags string) {
 	p.Helper()
 	p.write(slotSpec{state: reconcile.Transition, current: letter})

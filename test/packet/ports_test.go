@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// TestPortsExhausted uses up a tiny pool. The next flow is dropped and counted, nobody else
-// notices; closed connections' ports are taken early when nothing else is left.
+// TestPortsExhausted uses up a tiny pool. The next flow is dropped and counted, and no other flow suffers; closed
+// connections' ports are taken early if nothing else is left.
 func TestPortsExhausted(t *testing.T) {
 	t.Parallel()
 	const size = 64
@@ -59,8 +59,8 @@ func TestPortsExhausted(t *testing.T) {
 	w.soundTable()
 }
 
-// TestPortsAllResting: where every port rests, each new flow takes one of them, and flows that
-// have taken one keep it. All searches but the first are cut short.
+// TestPortsAllResting: if every port rests, each new flow takes one of them, and flows that have taken one keep it.
+// All searches but the first are cut short.
 func TestPortsAllResting(t *testing.T) {
 	t.Parallel()
 	const size = 64
@@ -87,8 +87,8 @@ func TestPortsAllResting(t *testing.T) {
 	}
 }
 
-// TestUnfinishedHandshakeYields: a handshake that is a second old gives its port away where
-// nothing else is left; an established flow never does.
+// TestUnfinishedHandshakeYields: a handshake that is a second old loses its port if nothing else is left; an
+// established flow never does.
 func TestUnfinishedHandshakeYields(t *testing.T) {
 	t.Parallel()
 	const size = 8
@@ -120,7 +120,7 @@ func TestUnfinishedHandshakeYields(t *testing.T) {
 
 // TestPortsAreFoundAtNineTenths: 99 of 100 flows find a port while 90 % are taken. With 64 tries (CLAIM_TRIES) 3 of
 // 1,000 find none, on average. Of 400 flows chance alone makes more than 4 in one run of some 270, and so four times
-// as many are asked, each 400 in a world that no other has filled up further: then it is one run of a million.
+// as many are tried, each 400 in a world that no other has filled up further: then it is one run of a million.
 func TestPortsAreFoundAtNineTenths(t *testing.T) {
 	t.Parallel()
 	const worlds, asked = 4, 400
@@ -133,7 +133,7 @@ func TestPortsAreFoundAtNineTenths(t *testing.T) {
 	}
 }
 
-// flowsWithoutPort asks for ports in a world that has 90 % of them taken.
+// flowsWithoutPort opens flows in a world that has 90 % of its ports taken.
 func flowsWithoutPort(t *testing.T, asked int) (failed int) {
 	const pool = 20000
 	w := newWorld(t, withPorts(value.PortRange{First: 10000, Last: 10000 + pool - 1}),
@@ -174,7 +174,7 @@ func flowsWithoutPort(t *testing.T, asked int) (failed int) {
 	return failed
 }
 
-// TestHandshakeFlood: unfinished handshakes displace each other and nobody else.
+// TestHandshakeFlood: unfinished handshakes displace each other and no other flow.
 func TestHandshakeFlood(t *testing.T) {
 	t.Parallel()
 	const places, handshakes = 64, 1024 // the fewest handshakes that a data plane has
@@ -191,7 +191,7 @@ func TestHandshakeFlood(t *testing.T) {
 	for n := range uint16(flood) {
 		w.send(armA, tcp.fromClient(20000+n, portNAT, "S"))
 	}
-	// Places of the ring had been taken by the flows that are now established.
+	// Flows that are established by now had taken places of the ring.
 	if n := w.moved(before)["handshake_evicted"]; n != flood-handshakes {
 		t.Errorf("%d handshakes made room, want %d", n, flood-handshakes)
 	}

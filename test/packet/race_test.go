@@ -25,7 +25,7 @@ func (m *meeting) wait(round int) {
 	}
 }
 
-// twoCPUs gives two runners that are on different CPUs.
+// twoCPUs returns two runners on different CPUs.
 func twoCPUs(t *testing.T, w *world) [2]*runner {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -99,7 +99,7 @@ func TestSameFirstPacketOnTwoCPUs(t *testing.T) {
 func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	const rounds, pool = 2000, 4096
 	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(value.PortRange{First: 20000, Last: 20000 + pool - 1}))
-	udp := kind{udp: true} // whose flows never yield their port
+	udp := kind{udp: true} // its flows never yield their port
 	var frames [2][][]byte
 	for n := range uint16(rounds) {
 		frames[0] = append(frames[0], packet.Must(udp.fromClient(10000+n, portNAT, "")))
@@ -124,7 +124,7 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 			owner[sourceOf(p)] = me
 		}
 	}
-	// The pool is 98 % full in the end, so a few find nothing in their tries.
+	// The pool is 98 % full in the end, so a few find no port in their tries.
 	if n := w.reasons()["ports_exhausted"]; int(n) != 2*rounds-forwarded || forwarded < 2*rounds*95/100 {
 		t.Errorf("%d of %d flows were made; %v", forwarded, 2*rounds, w.reasons())
 	}
@@ -133,12 +133,12 @@ func TestDifferentFirstPacketsOnTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestClaimsOfTwoCPUs: two flows that begin at the same moment and have two ports to choose from
-// get one each. They choose the same one in every second round, and either CPU may be first.
+// TestClaimsOfTwoCPUs: two flows that begin at the same moment, with a choice of two ports, get
+// one each. They choose the same one in every second round, and either CPU may be first.
 func TestClaimsOfTwoCPUs(t *testing.T) {
 	const rounds, first = 3000, 2000
 	w := newWorld(t, withLimits(func(l *model.Limits) { l.Flows = 8 * rounds }), withPorts(value.PortRange{First: 20000, Last: 20001}))
-	// A backend without a port has that of the VIP, so each round has ports of its own to claim.
+	// A backend without a port gets the VIP's, so each round has ports of its own to claim.
 	w.apply(append(services(), model.Service{Name: "wide", Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 251,
 		Frontends: []model.Frontend{{Address: vip4, Ports: value.PortRange{First: first, Last: first + rounds - 1}, Protocol: model.UDP}},
 		Backends:  []model.Backend{{Weight: 1, BackendAddress: model.BackendAddress{Address: backend4}}}}))
@@ -171,8 +171,9 @@ func TestClaimsOfTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestForeignValues puts into a flow's entry what a reader can meet there while the element is
-// being given to another flow: another's value, whole or in part. No packet may follow it.
+// TestForeignValues puts values into a flow's entry that a reader can meet there while the
+// element is being given to another flow: another's value, whole or in part. No packet may
+// follow it.
 func TestForeignValues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -283,7 +284,7 @@ func TestRecycledValues(t *testing.T) {
 	w.soundTable()
 }
 
-// differencesBut are the differences, or "".
+// differencesBut returns the differences, or "".
 func differencesBut(want, got []byte) string {
 	if bytes.Equal(want, got) {
 		return ""

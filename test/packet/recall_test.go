@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// position is where the slot of an entry lies in the array of slots.
+// position is the index of an entry's slot in the array of slots.
 func (p *placed) position(e rememberedEntry) uint32 {
 	p.Helper()
 	for _, r := range p.records {
@@ -46,8 +46,8 @@ func (p *placed) scan(marked ...packet.Packet) {
 	}
 }
 
-// TestScan: what is over goes in every state; what a closing or marked slot says too goes; and
-// where an entry with another living backend is left, the slot is marked.
+// TestScan: an expired entry goes in every state; an entry that agrees with a closing or marked
+// slot goes, too; and if an entry with another living backend is left, the slot is marked.
 func TestScan(t *testing.T) {
 	t.Parallel()
 	all := newWorld(t).place(portMoving)
@@ -108,8 +108,8 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// sealAs makes a value one of another backend, with the seal that belongs to it. The seal is a
-// sum, and the word's share of it a product (remembered_seal of bpf/lb/remember.h).
+// sealAs changes a value to another backend, with the seal that belongs to it. The seal is a sum,
+// and the word's share of it a product (remembered_seal of bpf/lb/remember.h).
 func (p *placed) sealAs(k kind, key flowKey, v []byte, letter rune) {
 	p.Helper()
 	const mix5 = 0x9b05688c2b3e6c1f
@@ -122,7 +122,7 @@ func (p *placed) sealAs(k kind, key flowKey, v []byte, letter rune) {
 	}
 }
 
-// TestScanCounts: Recall says what it found.
+// TestScanCounts: Recall returns the counts of its finds.
 func TestScanCounts(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t).place(portMoving)
@@ -157,9 +157,9 @@ func TestScanCounts(t *testing.T) {
 	}
 }
 
-// TestScanWhilePacketsFlow scans the table all the time while another CPU changes its entries
-// with every packet. Flows that differ are found by every scan, flows that agree end or stay,
-// and none goes elsewhere.
+// TestScanWhilePacketsFlow scans the table all the time while another CPU changes its entries with
+// every packet. Every scan finds the flows that differ; flows that agree end or stay; none changes
+// its backend.
 func TestScanWhilePacketsFlow(t *testing.T) {
 	const flows, scans = 64, 300
 	p := newWorld(t).place(portMoving)
@@ -174,7 +174,7 @@ func TestScanWhilePacketsFlow(t *testing.T) {
 		if letter == 'C' {
 			differing = append(differing, p.packet(k, 1, n, "A"))
 		}
-		for _, flags := range []string{"FA", "A+"} { // each undoes what the other notes
+		for _, flags := range []string{"FA", "A+"} { // each undoes the other's note
 			frames = append(frames, packet.Must(p.packet(k, 1, n, flags)))
 		}
 	}
@@ -226,13 +226,13 @@ func TestStoryOfASlot(t *testing.T) {
 		p.expect(at(1, "S"), "A", "")
 		p.expect(at(2, "S"), "A", "")
 		p.write(transitionAB)
-		p.expect(at(1, "A"), "A", "flow A") // an old one that speaks
+		p.expect(at(1, "A"), "A", "flow A") // an old flow that sends
 		younger := "B"
 		if k.udp {
 			younger = "A"
 		}
 		p.follow(at(3, "S"))
-		p.expect(at(3, "A"), younger, "flow "+younger) // one that was opened meanwhile
+		p.expect(at(3, "A"), younger, "flow "+younger) // a flow that was opened meanwhile
 		p.write(slotSpec{state: reconcile.Closing, current: 'B'})
 		must(t, p.d.Grace())
 		if k.udp {

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// deserted are services without a backend that takes new flows, by forwarding: one without any,
-// and one whose backends have weight 0. They answer, unless silent.
+// deserted are services without a backend for new flows, by forwarding: one without any, and one
+// whose backends have weight 0. They answer, unless silent.
 func deserted(silent bool) (all []model.Service, ports map[string]uint16) {
 	ports = map[string]uint16{}
 	port := uint16(600)
@@ -51,7 +51,7 @@ func (k kind) toDeserted(port uint16, flags string, edits ...packet.Edit) packet
 	return k.fromClient(40000, port, flags, edits...)
 }
 
-// reset is the reset that RFC 9293, section 3.10.7.1, answers a segment with.
+// resetOf is the reset of RFC 9293, section 3.10.7.1, for a segment.
 func resetOf(segment packet.Packet) packet.Packet {
 	length := uint32(len(segment.Payload))
 	for _, flag := range segment.TCP.Flags {
@@ -72,13 +72,13 @@ func resetOf(segment packet.Packet) packet.Packet {
 	return out
 }
 
-// unreachableOf is the "port unreachable" of the address that a datagram went to.
+// unreachableOf is the "port unreachable" from a datagram's destination.
 func unreachableOf(in packet.Packet) packet.Packet {
 	kind, code := uint8(3), uint8(3)
 	if in.IPv6 != nil {
 		kind, code = 1, 4
 	}
-	in.Trailer = nil // which is no part of the datagram
+	in.Trailer = nil // it is no part of the datagram
 	out := packet.NewError(in.Destination(), kind, code, 0, in, packet.MACs(in.Ethernet.Destination, in.Ethernet.Source))
 	if out.IPv4 != nil {
 		out.IPv4.TOS = 0xc0
@@ -94,7 +94,7 @@ func rejection(in packet.Packet) (reason string, want func(packet.Packet) packet
 	return "rejected_reset", func(packet.Packet) packet.Packet { return resetOf(in) }
 }
 
-// TestReject: every forwarding, family and protocol, and every shape of segment.
+// TestReject has every forwarding, family and protocol, and every shape of segment.
 func TestReject(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -130,7 +130,7 @@ func TestReject(t *testing.T) {
 	}
 }
 
-// TestRejectHeaders: the answer has plain headers, whatever was in front of the segment.
+// TestRejectHeaders: the answer has plain headers, with any headers in front of the segment.
 func TestRejectHeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -154,7 +154,7 @@ func TestRejectHeaders(t *testing.T) {
 	}
 }
 
-// TestRejectIsSilent: where the service asks for it, and where an answer is forbidden.
+// TestRejectIsSilent: no answer if the service is configured so, or if an answer is forbidden.
 func TestRejectIsSilent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -178,8 +178,8 @@ func TestRejectIsSilent(t *testing.T) {
 	}
 }
 
-// TestRejectPartialChecksums: in generic mode the kernel completes what the sender left undone, and
-// the sum of the pseudo-header has to be there; in native mode the answer is complete.
+// TestRejectPartialChecksums: in generic mode the kernel completes the checksum that the sender left
+// open, and the sum of the pseudo-header has to be there; in native mode the answer is complete.
 func TestRejectPartialChecksums(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []model.Attach{model.AttachNative, model.AttachGeneric} {
@@ -192,7 +192,8 @@ func TestRejectPartialChecksums(t *testing.T) {
 			if mode == model.AttachGeneric {
 				want.TCP.Checksum = packet.Checksum{Mode: packet.Partial}
 			}
-			// Who fragments has finished the checksum, so that of a fragment only looks unfinished.
+			// The sender of fragments has completed the checksum, so a fragment's only looks
+			// unfinished.
 			first := cut(k.toDeserted(ports["nat, none"], "S", pattern(600)), 1, 400)[0].With(packet.TransportChecksum(partial))
 			table(t, w, []trial{
 				{name: fmt.Sprintf("%s/%s", mode, k), in: in, end: leaves, reason: "rejected_reset",
@@ -223,7 +224,7 @@ func TestRejectIsLimited(t *testing.T) {
 				_, _, _ = w.d.RunPacket(armA, in)
 			}
 		})
-		// A full bucket, and what came in meanwhile; an emulated machine may not send more.
+		// A full bucket, and its refill meanwhile; an emulated machine may not send more.
 		allowed := uint64(rate * (1.1 + time.Since(began).Seconds()))
 		moved := w.moved(before)
 		if n := moved[reason] + moved["icmp_limited"]; n != sent || moved[reason] > allowed || moved[reason] == 0 && !k.six {
@@ -235,8 +236,8 @@ func TestRejectIsLimited(t *testing.T) {
 	}
 }
 
-// TestRejectOfAFlow: a NAT flow whose last backend goes is ended at its next packet, in either
-// direction no entry is left, and the client's next packets have the same answer.
+// TestRejectOfAFlow: a NAT flow whose last backend is removed ends at its next packet; in either
+// direction no entry is left, and the client's next packets get the same answer.
 func TestRejectOfAFlow(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
@@ -291,7 +292,7 @@ func withBackends(all []model.Service, port, weight uint16) []model.Service {
 }
 
 // TestRejectBesideDrainingFlows: with direct return, known flows of a backend that drains go on while
-// new ones are answered; and so it is for what is older than the change.
+// new ones are answered; so do flows that are older than the change.
 func TestRejectBesideDrainingFlows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -314,8 +315,8 @@ func TestRejectBesideDrainingFlows(t *testing.T) {
 	}
 }
 
-// TestErrorsAboutOpenChecksums: where the sk_buff says that the transport checksum is still to be
-// filled in, it is so in the error that quotes the packet. What is on the wire then has to be right.
+// TestErrorsAboutOpenChecksums: if the sk_buff says that the transport checksum is still open, it is
+// also open in the error that quotes the packet. On the wire it has to be right.
 func TestErrorsAboutOpenChecksums(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, withMode(model.AttachGeneric))

@@ -11,14 +11,14 @@ import (
 )
 
 // tick is the clock that entries age by. It is read from an entry whose flow gets a packet,
-// which costs no budget.
+// because that costs no budget.
 func (p *placed) tick(of packet.Packet) uint16 {
 	p.Helper()
 	p.follow(of)
 	return p.rememberedTable()[flowOf(of)].seen
 }
 
-// nextTick waits for the clock to go on, and returns it.
+// nextTick waits for the next tick, and returns it.
 func (p *placed) nextTick(of packet.Packet) uint16 {
 	p.Helper()
 	before := p.tick(of)
@@ -30,8 +30,9 @@ func (p *placed) nextTick(of packet.Packet) uint16 {
 	return now
 }
 
-// TestBudget: of the new entries that are made in a tick, half is for first packets; the other
-// half is for flows in their middle. What is not remembered goes where its next packets will.
+// TestBudget: half of the new entries of a tick is for first packets; the other half is for
+// flows in their middle. A packet that cannot be remembered goes where its flow's next packets
+// will go.
 func TestBudget(t *testing.T) {
 	t.Parallel()
 	all := newWorld(t).place(portMoving)
@@ -41,7 +42,7 @@ func TestBudget(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		slot         slotSpec
-		first, later string // where packets go that cannot be remembered
+		first, later string // destinations of packets that cannot be remembered
 		udp          string
 	}{
 		{"previous lives", transitionAB, "A", "A", "A"},
@@ -58,7 +59,8 @@ func TestBudget(t *testing.T) {
 			p.remember(kind{}, 1, 1, 'C', "A")
 			p.write(c.slot)
 			p.budget(budget)
-			// Everything has to happen within one tick; if it did not, again with other flows.
+			// All steps have to happen within one tick; if they did not, again with other
+			// flows.
 			for attempt := 1; ; attempt++ {
 				client := all.newClient()
 				at := p.nextTick(remembered)
@@ -73,7 +75,7 @@ func TestBudget(t *testing.T) {
 					}
 				}
 				send("first", kind{}, 1000, "S")
-				send("first again", kind{}, 1000, "S") // the forgotten ones, still are
+				send("first again", kind{}, 1000, "S") // the forgotten ones are still forgotten
 				send("UDP", kind{udp: true}, 2000, "")
 				send("later", kind{}, 3000, "A")
 				if p.tick(remembered) != at && attempt < 50 {
@@ -101,7 +103,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestTableFull: as when the budget is used up, in every tracking that remembers.
+// TestTableFull: as with a budget that is used up, in every tracking that remembers.
 func TestTableFull(t *testing.T) {
 	t.Parallel()
 	const places = 64
@@ -139,7 +141,7 @@ func TestTableFull(t *testing.T) {
 	full(transitionB, model.TrackingAuto, "B", "B", "B")
 	full(transitionAB, model.TrackingAlways, "A", "A", "A")
 	full(settledAB, model.TrackingAlways, "B", "B", "B")
-	// Flows that are remembered stay so, and a flow that ends makes room.
+	// Remembered flows stay remembered, and a flow that ends makes room.
 	p.change(func(r *reconcile.ServiceRecord) { r.Tracking = model.TrackingAuto })
 	p.write(slotSpec{state: reconcile.Transition, current: 'C', previous: 'C'})
 	for _, in := range flows {

@@ -41,7 +41,7 @@ type rememberedEntry struct {
 	generation uint8  // of the service
 }
 
-// Where seen and flags lie in the word, from its lowest octet (REMEMBERED_SEEN_SHIFT and
+// Offsets of seen and flags in the word, from its lowest octet (REMEMBERED_SEEN_SHIFT and
 // REMEMBERED_FLAGS_SHIFT of bpf/lb/types.h).
 const (
 	rememberedKeySize, rememberedSize = 40, 24
@@ -66,7 +66,7 @@ func decodeKey(k []byte) flowKey {
 	return key
 }
 
-// rememberedTable reads sh_remembered. Nothing may be changing it.
+// rememberedTable reads sh_remembered. Nothing may change it meanwhile.
 func (w *world) rememberedTable() map[flowKey]rememberedEntry {
 	w.Helper()
 	if w.remembered.KeySize() != rememberedKeySize || w.remembered.ValueSize() != rememberedSize {
@@ -84,7 +84,7 @@ func (w *world) rememberedTable() map[flowKey]rememberedEntry {
 	return table
 }
 
-// flowOf is the key of a packet's own entry, clientOf that of its client's.
+// flowOf is the key of a packet's own entry, clientOf the key of its client's.
 func flowOf(in packet.Packet) flowKey {
 	protocol := uint8(packet.ProtocolTCP)
 	if in.UDP != nil {
@@ -97,7 +97,7 @@ func clientOf(in packet.Packet) flowKey {
 	return flowKey{source: netip.AddrPortFrom(in.Source(), 0)}
 }
 
-// rawRemembered is a key as it lies in the map.
+// rawRemembered is a key in the map's bytes.
 func (w *world) rawRemembered(key flowKey) []byte {
 	w.Helper()
 	var k, v []byte

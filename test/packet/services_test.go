@@ -14,7 +14,7 @@ var (
 	rangeVIP4          = addr("192.0.2.12")                         // ranges, any and exact
 	rangeVIP6          = addr("2001:db8:1::12")
 	hostVIP4, hostVIP6 = addr("192.0.2.1"), addr("2001:db8:1::1") // the host's own too
-	directVIP4         = addr("192.0.2.14")                       // of services whose backends answer themselves
+	directVIP4         = addr("192.0.2.14")                       // of services whose backends answer directly
 	directVIP6         = addr("2001:db8:1::14")
 	directRangeVIP4    = addr("192.0.2.16")
 	directRangeVIP6    = addr("2001:db8:1::16")
@@ -36,7 +36,7 @@ var sources = []netip.Addr{addr("10.0.0.9"), addr("192.0.2.9"), addr("2001:db8:2
 // Ports of the VIPs' services.
 const (
 	portNAT            = 80 // to backend4 and backend6
-	portDestination    = 81 // the same, nat-destination
+	portDestination    = 81 // the same with nat-destination
 	portSameArm        = 82
 	portSameArmDest    = 83
 	portKept           = 84 // the backend has no port
@@ -46,23 +46,23 @@ const (
 	portUnsourced      = 92
 	portMoving         = 93 // of the direct VIP: the service whose slots tests write themselves
 	portMovingNAT      = 94 // the same with NAT
-	portRefused        = 95 // no backends, and says so
+	portRefused        = 95 // no backends, and an answer
 	portNothing        = 99 // no service
 )
 
 var forwarding = flag.String("services", "all", "which services worlds have, and so which features the program has: all, nat or direct")
 
-// isKept is whether worlds have services with direct return, or without.
+// isKept reports whether worlds have services with direct return, or without.
 func isKept(direct bool) bool { return *forwarding == "all" || direct == (*forwarding == "direct") }
 
-// services are TCP and UDP alike, so that every case can be asked of both.
+// services have TCP and UDP, so that every case can run with both.
 func services() []model.Service {
 	return slices.DeleteFunc(allServices(), func(s model.Service) bool {
 		return !isKept(s.Forwarding.Direct())
 	})
 }
 
-// isLeftOut is whether the services of a VIP are none that worlds have now.
+// isLeftOut reports whether the worlds of this run have no services of a VIP.
 func isLeftOut(vip netip.Addr) bool {
 	direct := slices.Contains([]netip.Addr{directVIP4, directVIP6, directRangeVIP4, directRangeVIP6}, vip)
 	nat := slices.Contains([]netip.Addr{vip4, vip6, rangeVIP4, rangeVIP6, hostVIP4, hostVIP6}, vip)
@@ -74,7 +74,7 @@ func allServices() []model.Service {
 	add := func(name string, forwarding model.Forwarding, vips []netip.Addr, ports value.PortRange, backends ...model.BackendAddress) {
 		s := model.Service{Name: name, Forwarding: forwarding, Announce: model.AnnounceL2, TableSize: 251}
 		if name == "nat" || name == "destination" {
-			s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable holds the count against the flows
+			s.Policy.FlowsMax = 1 << 20 // no bound here: soundTable compares the count with the flows
 		}
 		for _, vip := range vips {
 			for _, protocol := range []model.Protocol{model.TCP, model.UDP} {

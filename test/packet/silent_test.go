@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestSilentDaemon: without a heartbeat the kernel's routes and neighbours say where a backend
-// is, so that one whose MAC changes is still reached. With one again, they are not asked.
+// TestSilentDaemon: without a heartbeat the kernel's routes and neighbours lead to a backend,
+// so that one whose MAC changes is still reached. With a heartbeat again, they are not used.
 func TestSilentDaemon(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, withoutHeartbeat)
@@ -55,7 +55,7 @@ func TestSilentDaemon(t *testing.T) {
 	}
 }
 
-// forwardingOnLoopback lets the kernel answer the programs' questions about routes.
+// forwardingOnLoopback makes the kernel answer the programs' look-ups of routes.
 func forwardingOnLoopback() error {
 	return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/lo/forwarding", []byte("1"), 0),
 		os.WriteFile("/proc/sys/net/ipv6/conf/lo/forwarding", []byte("1"), 0))

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestSiteAgain: whatever a world has left in the maps, the next world at its site begins with the same as the
-// first one, and with the same programs; a world that leaves anything else behind gives its site up. It is not
+// TestSiteAgain: the next world at a site begins with the same state as the first one, and with the same
+// programs, after any changes of maps; a world that leaves any other change loses its site. It is not
 // parallel, so no other test's world takes a site meanwhile.
 func TestSiteAgain(t *testing.T) {
 	for _, mode := range modes() {
@@ -102,7 +102,7 @@ func (s *site) dirty(w *world) {
 				err = m.Put(m.MaxEntries()-1, written)
 			}
 		case ebpf.LPMTrie:
-			copy(key, keyOf(8)) // the length of the prefix
+			copy(key, keyOf(8)) // the prefix's length
 			err = m.Put(key, value)
 		case ebpf.DevMap:
 			copy(value[copy(value, keyOf(uint32(s.ifindex[armA]))):], make([]byte, 4))
@@ -123,7 +123,7 @@ func (s *site) dirty(w *world) {
 	}))
 }
 
-// program is one that can be in a prog array of the data plane's.
+// program is a program that can be in a prog array of the data plane.
 func (s *site) program() *ebpf.Program {
 	for _, all := range s.loaded {
 		for _, name := range []string{"sh_xdp", "sh_tc"} {

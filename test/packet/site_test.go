@@ -38,15 +38,14 @@ import (
 	"github.com/shunt-lb/shunt/test/variant"
 )
 
-// The kernel takes a tenth of a second or more to verify the program for one interface, and most worlds
-// have the same two. So a world that a test leaves as it found it is kept as a site for the next: namespace,
-// interfaces, and a data plane whose maps are emptied. The next test's world opens that data plane as a
-// daemon does after another was killed, and what it would load onto the same maps, with the same constants,
-// is the program that is loaded already.
+// The kernel takes a tenth of a second or more to verify the program for one interface, and most worlds have the same
+// two. So a world that a test leaves unchanged is kept as a site for the next: namespace, interfaces, and a data plane
+// whose maps are emptied. The next test's world opens that data plane as a daemon does after another was killed;
+// instead of loading a program onto the same maps, with the same constants, it uses the one that is loaded already.
 
 var worldCount atomic.Uint32
 
-// site is where a world takes place. One world has it at a time.
+// site is the place of a world. One world has it at a time.
 type site struct {
 	kind    siteKind
 	number  int
@@ -54,10 +53,10 @@ type site struct {
 	space   netns.NsHandle
 	ifindex map[string]int
 	loaded  loaded
-	guests  []*kernel.GuestHook // held, so that programs are loaded onto the same maps again
-	used    bool                // a world before this one was here
-	pins    []string            // what a world finds in bpffs when it begins
-	network string              // what it finds in the namespace
+	guests  []*kernel.GuestHook // kept, so that programs are loaded onto the same maps again
+	used    bool                // an earlier world has used the site
+	pins    []string            // the pins in bpffs at a world's begin
+	network string              // the namespace's state then
 }
 
 // siteKind is the common part of the worlds at one site.
@@ -66,7 +65,7 @@ type siteKind struct {
 	limits model.Limits
 }
 
-// sites are free, by kind.
+// sites are the free sites, by kind.
 var sites = struct {
 	sync.Mutex
 	free map[siteKind][]*site
@@ -85,7 +84,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// enter gives the world a site, and takes care that it is left.
+// enter gives the world a site, and leaves it after the test.
 func (w *world) enter(o worldOptions) {
 	w.Helper()
 	kind := siteKind{o.mode, o.limits}
@@ -131,7 +130,7 @@ func newSite(t testing.TB, kind siteKind) *site {
 	return s
 }
 
-// parsed is the version whose programs are tested, which reads each object once.
+// parsed is the version under test, which reads each object once.
 var parsed = sync.OnceValue(func() *abi.Version {
 	version := *abi.Built()
 	if other := variant.FromEnvironment(); other != nil {
@@ -181,7 +180,7 @@ func (w *world) addArms() {
 	}
 }
 
-// settle notes how the first world is when it begins. It runs inside the namespace.
+// settle notes the first world's state at its begin. It runs inside the namespace.
 func (s *site) settle(t testing.TB) {
 	if s.used {
 		return
@@ -200,7 +199,7 @@ func (s *site) settle(t testing.TB) {
 	must(t, err)
 }
 
-// leave ends a world: its site is kept for others if it is as the world found it, but for the contents of maps.
+// leave ends a world: its site is kept for others if only the contents of maps have changed.
 func (w *world) leave(keep bool) {
 	if w.d == nil { // a test could not open it again, or not at all
 		keep = false
@@ -223,7 +222,7 @@ func (w *world) leave(keep bool) {
 	}
 }
 
-// unchanged is whether the same is pinned, and the namespace the same, as when the first world began.
+// unchanged reports whether the pins and the namespace are the same as at the first world's begin.
 func (s *site) unchanged() bool {
 	pins, err := s.pinned()
 	if err != nil || !slices.Equal(pins, s.pins) {
@@ -237,7 +236,7 @@ func (s *site) directory() string {
 	return filepath.Join(s.options.PinRoot, "shunt", s.options.Instance)
 }
 
-// pinned lists what is pinned, by path.
+// pinned lists the pins, by path.
 func (s *site) pinned() (paths []string, err error) {
 	err = filepath.WalkDir(s.directory(), func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -248,7 +247,7 @@ func (s *site) pinned() (paths []string, err error) {
 	return paths, err
 }
 
-// describeNetwork tells of the namespace all that tests change in theirs.
+// describeNetwork describes all state of the namespace that tests change.
 func (s *site) describeNetwork() (string, error) {
 	handle, err := netlink.NewHandleAt(s.space)
 	if err != nil {
@@ -271,7 +270,7 @@ func (s *site) describeNetwork() (string, error) {
 	}
 	neighbours, err4 := handle.NeighList(0, unix.AF_UNSPEC)
 	for _, n := range neighbours {
-		if !n.IP.IsMulticast() { // the kernel makes those as it likes
+		if !n.IP.IsMulticast() { // the kernel makes those at any time
 			text = append(text, fmt.Sprint("neighbour ", n.LinkIndex, n.IP, n.HardwareAddr))
 		}
 	}
@@ -279,7 +278,7 @@ func (s *site) describeNetwork() (string, error) {
 	return strings.Join(text, "\n"), errors.Join(err, err2, err3, err4)
 }
 
-// blank makes all maps as the kernel made them.
+// blank gives all maps the contents that the kernel made them with.
 func (s *site) blank() error { return s.eachMap(func(_ string, m *ebpf.Map) error { return blank(m) }) }
 
 func blank(m *ebpf.Map) error {
@@ -329,7 +328,7 @@ func inMemory(m *ebpf.Map, protection int, do func(all []byte)) error {
 	return unix.Munmap(all)
 }
 
-// eachMap does something with each map that is pinned, and with those of the programs' own.
+// eachMap calls do for each pinned map, and for the programs' own maps.
 func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	for _, path := range s.pins {
 		if filepath.Dir(path) == s.directory() && !strings.HasPrefix(filepath.Base(path), "chain-") {
@@ -346,7 +345,7 @@ func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	for key, all := range s.loaded {
 		for name, m := range all.Maps {
 			if strings.HasPrefix(name, ".") {
-				continue // where constants are
+				continue // a map of constants
 			}
 			if err := do(fmt.Sprintf("%s of %.4x", name, sha256.Sum256([]byte(key))), m); err != nil {
 				return fmt.Errorf("map %s: %w", name, err)
@@ -356,7 +355,7 @@ func (s *site) eachMap(do func(name string, m *ebpf.Map) error) error {
 	return nil
 }
 
-// zero is the value of an array's element that nobody has written.
+// zero is the value of an array's element that was never written.
 func zero(m *ebpf.Map) any {
 	if m.Type() != ebpf.PerCPUArray {
 		return make([]byte, m.ValueSize())
@@ -383,7 +382,7 @@ func contents(m *ebpf.Map) (map[string]string, error) {
 			if err != nil {
 				return nil, err
 			}
-			if value != nil { // prog arrays and devmaps list places that are empty
+			if value != nil { // prog arrays and devmaps list empty places
 				found[string(key)] = string(value)
 			}
 		}
@@ -393,7 +392,7 @@ func contents(m *ebpf.Map) (map[string]string, error) {
 }
 
 func keyOf(index uint32) []byte {
-	return []byte{byte(index), byte(index >> 8), byte(index >> 16), byte(index >> 24)} // amd64's and arm64's order
+	return []byte{byte(index), byte(index >> 8), byte(index >> 16), byte(index >> 24)} // the order of amd64 and arm64
 }
 
 var noughts [4096]byte
@@ -407,7 +406,7 @@ func isZero(b []byte) bool {
 	return bytes.Equal(b, noughts[:len(b)])
 }
 
-// eachWritten calls do for each element of an array that is not zero, with the values of all CPUs one after the other.
+// eachWritten calls do for each element of an array that is not zero, with the values of all CPUs in turn.
 func eachWritten(m *ebpf.Map, do func(index uint32, value []byte)) error {
 	size := int(m.ValueSize())
 	if m.Type() == ebpf.PerCPUArray {
@@ -426,16 +425,16 @@ func eachWritten(m *ebpf.Map, do func(index uint32, value []byte)) error {
 	values := octets(int(m.MaxEntries())*size/int(m.ValueSize()), m.ValueSize())
 	var cursor ebpf.MapBatchCursor
 	n, err := m.BatchLookup(&cursor, make([]uint32, m.MaxEntries()), values.Interface(), nil)
-	if n != int(m.MaxEntries()) { // the kernel says that the key does not exist where the batch reaches the end
+	if n != int(m.MaxEntries()) { // if the batch reaches the end the kernel returns "the key does not exist"
 		return fmt.Errorf("read %d elements, got %d: %w", m.MaxEntries(), n, err)
 	}
 	look(unsafe.Slice((*byte)(values.UnsafePointer()), values.Len()*int(m.ValueSize())))
 	return nil
 }
 
-// eachElement calls do for each element of a hash. Nothing may be changing it.
+// eachElement calls do for each element of a hash. Nothing may change it meanwhile.
 func eachElement(m *ebpf.Map, do func(key, value []byte)) error {
-	most := int(min(m.MaxEntries(), 4096)) // as many as a bucket has, at least: else the kernel gives none of them
+	most := int(min(m.MaxEntries(), 4096)) // at least as many as a bucket has: otherwise the kernel returns none of them
 	keys, values := octets(most, m.KeySize()), octets(most, m.ValueSize())
 	var cursor ebpf.MapBatchCursor
 	for {
@@ -446,13 +445,13 @@ func eachElement(m *ebpf.Map, do func(key, value []byte)) error {
 		for i := range n {
 			do(keys.Index(i).Bytes(), values.Index(i).Bytes())
 		}
-		if err != nil { // that was the last of them
+		if err != nil { // that was the last element
 			return nil
 		}
 	}
 }
 
-// remove takes a site away for good.
+// remove deletes a site for good.
 func (s *site) remove() error {
 	for _, g := range s.guests {
 		g.Release()
@@ -465,14 +464,14 @@ func (s *site) remove() error {
 	return errors.Join(err, removeSpace(s.space, s.options.Instance))
 }
 
-// loaded are collections whose programs the kernel has verified, by all that makes them what they are.
+// loaded are collections whose programs the kernel has verified, by all inputs of the programs.
 type loaded map[string]*ebpf.Collection
 
-// kept are objects, by one of their programs, from which the data plane takes programs alone. Of others it
-// reads maps afterwards, which have to be new.
+// kept are objects, by one of their programs, from which the data plane only takes programs. Of other objects it reads
+// maps afterwards, which have to be new.
 var kept = []string{"sh_xdp", "sh_tc", "sh_clock", "sh_sweep", "sh_bulk_tx", "sh_tunnelled"}
 
-// load is kernel.Load, but for programs that are loaded already, with the same instructions, constants and maps.
+// load is kernel.Load, except for programs that are loaded already, with the same instructions, constants and maps.
 func (l loaded) load(spec *ebpf.CollectionSpec, constants map[string]any, replacements map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	if !slices.ContainsFunc(kept, func(name string) bool { return spec.Programs[name] != nil }) {
 		return kernel.Load(spec, constants, replacements)

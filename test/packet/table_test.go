@@ -11,14 +11,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// outcome is how a packet ends.
+// outcome is the end of a packet.
 type outcome int
 
 const (
-	passes  outcome = iota // byte for byte as it came
-	drops                  // nothing leaves
+	passes  outcome = iota // unchanged to the byte
+	drops                  // no frame leaves
 	leaves                 // sent on or back, changed
-	changes                // goes the way it would, changed
+	changes                // goes its original way, changed
 )
 
 func (o outcome) String() string { return [...]string{"passes", "drops", "leaves", "changes"}[o] }
@@ -35,21 +35,21 @@ func outcomeOf(verdict uint32) (outcome, error) {
 	return 0, fmt.Errorf("XDP verdict %d is none of ours", verdict)
 }
 
-// trial is one row of a table: a packet and what must become of it.
+// trial is one row of a table: a packet and its expected outcome.
 type trial struct {
 	name   string
 	arm    string // armA unless set
 	in     packet.Packet
 	raw    []byte // instead of in
-	out    bool   // sent by the host, and not come in
+	out    bool   // sent by the host, instead of received
 	end    outcome
-	reason string   // what must be counted, once; empty: nothing
-	notes  []string // and these, once each
-	// want is the frame that must leave, told from the one that left where the program has a choice (a port).
+	reason string   // the reason that must be counted, once; empty: none
+	notes  []string // further reasons, once each
+	// want is the frame that must leave, given the frame that left if the program has a choice (a port).
 	want func(got packet.Packet) packet.Packet
 }
 
-// try sends the trial's packet and judges what became of it.
+// try sends the trial's packet and judges the outcome.
 func (c trial) try(t *testing.T, w *world) {
 	t.Helper()
 	if c.raw == nil && isLeftOut(c.in.Destination()) {
@@ -102,8 +102,8 @@ func (c trial) try(t *testing.T, w *world) {
 	}
 }
 
-// isComplete is whether a packet has the right checksum. Of packets that leave it to hardware 1 in 65,536
-// has, and nothing is to be completed; a port that the program chose decides which.
+// isComplete reports whether a packet has the right checksum. Of packets that leave it to hardware 1 in
+// 65,536 has, and then nothing is completed; a port that the program chose decides which.
 func isComplete(p packet.Packet) bool {
 	return bytes.Equal(packet.Must(p), packet.Must(p.With(packet.TransportChecksum(packet.Checksum{}))))
 }
@@ -124,7 +124,7 @@ func table(t *testing.T, w *world, trials []trial) {
 	}
 }
 
-// protocols and families, as names of cases.
+// kind is a protocol and a family, as names of cases.
 type kind struct {
 	udp, six bool
 }
@@ -202,7 +202,7 @@ func between(source, destination netip.AddrPort) packet.Edit {
 	}
 }
 
-// routed is one hop less.
+// routed takes one hop off.
 func routed(p *packet.Packet) {
 	if p.IPv4 != nil {
 		p.IPv4.TTL--
@@ -211,7 +211,7 @@ func routed(p *packet.Packet) {
 	}
 }
 
-// inPool is the port that was chosen, if it may be; otherwise one that shows the fault.
+// inPool is the chosen port, if it is allowed; otherwise one that shows the fault.
 func (w *world) inPool(port uint16) uint16 {
 	if port < w.ports.First || port > w.ports.Last {
 		return w.ports.First

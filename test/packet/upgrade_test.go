@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/test/next"
 )
 
-// runLinked is RunPacket with the program that the interface has.
+// runLinked is RunPacket with the interface's program.
 func (w *world) runLinked(arm string, frame []byte) (out result) {
 	l, err := link.LoadPinnedLink(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "link-"+arm), nil)
 	if err != nil {
@@ -51,7 +51,7 @@ func (w *world) runLinked(arm string, frame []byte) (out result) {
 	return out
 }
 
-// crowd is flows that an upgrade must not disturb.
+// crowd has flows that an upgrade must not disturb.
 type crowd struct {
 	w     *world
 	flows []*conversation
@@ -69,7 +69,7 @@ func (c *crowd) join() {
 	}
 }
 
-// talk has the flows go on, both ways, as the same flows as before.
+// talk makes the flows go on, both ways, as the same flows as before.
 func (c *crowd) talk(where string, flows []*conversation) {
 	c.w.Helper()
 	for _, talk := range flows {
@@ -81,7 +81,7 @@ func (c *crowd) talk(where string, flows []*conversation) {
 	}
 }
 
-// talkBack is talk for flows that are not carried yet: the old program has them.
+// talkBack is talk for flows that are not carried yet: the old program handles them.
 func (c *crowd) talkBack(flows []*conversation) {
 	c.w.Helper()
 	before := c.w.reasons()
@@ -117,7 +117,7 @@ func (w *world) open(v *abi.Version) error {
 		}
 	})
 	if w.Failed() {
-		w.FailNow() // what failed did so on another thread
+		w.FailNow() // the failure was on another thread
 	}
 	return err
 }
@@ -157,8 +157,8 @@ func (w *world) requireContents(want reconcile.Contents) {
 	}
 }
 
-// TestUpgrade has packets pass at every point of an upgrade to another ABI, through what the
-// interfaces run there. Flows that the second copy has not seen go through the old program
+// TestUpgrade sends packets at every point of an upgrade to another ABI, through the interfaces'
+// programs at that point. Flows that the second copy has not seen go through the old program
 // between the switch and the end of the carrying.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestUpgrade(t *testing.T) {
 		if p == abi.PointSwitched {
 			c.talk(string(p), c.flows[:late])
 			c.talkBack(c.flows[late:])
-			c.join() // new ones of the new ABI
+			c.join() // new flows of the new ABI
 			return nil
 		}
 		c.talk(string(p), c.flows)
@@ -289,8 +289,8 @@ func (w *world) pinnedKeys(name string) (keys []string) {
 
 var errKilled = errors.New("killed")
 
-// TestUpgradeFails: whatever fails, and wherever, the old data plane goes on, and is taken over
-// as if nothing had been.
+// TestUpgradeFails: after any failure at any point, the old data plane goes on, and is taken over
+// as usual.
 func TestUpgradeFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -303,7 +303,7 @@ func TestUpgradeFails(t *testing.T) {
 	faults := map[string]func(v *abi.Version){}
 	for _, p := range abi.Points {
 		if p == abi.PointDone || p == abi.PointRemoved {
-			continue // there is nothing to go back to
+			continue // there is no way back
 		}
 		faults["at "+string(p)] = func(v *abi.Version) {
 			v.At = func(at abi.Point) error {
@@ -368,8 +368,8 @@ func TestUpgradeFails(t *testing.T) {
 	c.talk("after an upgrade that worked", c.flows)
 }
 
-// TestUpgradeKilled: a process that is killed leaves one of the two ABIs in charge, which goes
-// on, and both versions know what to do then.
+// TestUpgradeKilled: a process that is killed leaves one of the two ABIs in charge, which goes on,
+// and both versions continue correctly.
 func TestUpgradeKilled(t *testing.T) {
 	t.Parallel()
 	for _, points := range [][]abi.Point{
@@ -405,7 +405,7 @@ func TestUpgradeKilled(t *testing.T) {
 	}
 }
 
-// TestUpgradeKilledAndDetached: `shunt detach` takes away what a killed upgrade has left.
+// TestUpgradeKilledAndDetached: `shunt detach` removes everything that a killed upgrade has left.
 func TestUpgradeKilledAndDetached(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -18,8 +18,8 @@ import (
 )
 
 // With -hook vlan the arms are VLANs: their frames come in with tags, and leave with them, at
-// interfaces that have nothing else. The arms themselves stand for devices of the kernel's, which has
-// none here: only their names, addresses and numbers count.
+// interfaces that have nothing else. The arms themselves stand for the kernel's VLAN devices, which
+// do not exist here: only their names, addresses and numbers count.
 var (
 	trunkMAC = mac("02:00:00:00:0f:01")
 	trunks   = map[string]store.VLAN{
@@ -28,7 +28,7 @@ var (
 	}
 )
 
-// addTrunks makes the interfaces that the arms are VLANs of, and attaches to them.
+// addTrunks makes the parent interfaces of the arms' VLANs, and attaches to them.
 func (w *world) addTrunks(vlans map[string]store.VLAN) {
 	w.Helper()
 	w.trunks = vlans
@@ -40,7 +40,7 @@ func (w *world) addTrunks(vlans map[string]store.VLAN) {
 	}
 }
 
-const macs, tagSize = 12, 4 // bytes in front of the tags, and of one
+const macs, tagSize = 12, 4 // bytes in front of the tags, and of one tag
 
 // tagsOf are a VLAN's tags on the wire, with a priority.
 func tagsOf(v store.VLAN, priority uint8) []byte {
@@ -52,15 +52,15 @@ func tagsOf(v store.VLAN, priority uint8) []byte {
 	return frame[macs : macs+tagSize*len(v.Tags)]
 }
 
-// runTagged sends a frame of an arm in through its trunk, and takes off the tags of what leaves. It
-// fails where these are not as they should be.
+// runTagged sends a frame of an arm in through its trunk, and removes the tags of the frame that
+// leaves. It fails if these are wrong.
 func (w *world) runTagged(arm string, frame []byte) (out result) {
 	in := tagsOf(w.trunks[arm], 5)
 	out.verdict, out.frame, out.err = w.d.RunPacket(w.trunks[arm].Parent, slices.Concat(frame[:macs], in, frame[macs:]))
 	if out.err != nil || out.verdict == kernel.XDPDrop {
 		return out
 	}
-	wanted := [][]byte{in} // what passes, and what goes back
+	wanted := [][]byte{in} // for a packet that passes or goes back
 	if out.verdict == kernel.XDPRedirect {
 		for _, v := range w.trunks {
 			wanted = append(wanted, tagsOf(v, 0))
@@ -111,7 +111,7 @@ func TestTags(t *testing.T) {
 		to     net.HardwareAddr
 		tags   []packet.VLAN
 		known  bool
-		reason string // of what is not known
+		reason string // of unknown tags
 	}{
 		{"one tag", vlanMAC, []packet.VLAN{{ID: 30}}, true, ""},
 		{"one tag, priority and drop eligible", vlanMAC, []packet.VLAN{{Priority: 7, DropEligible: true, ID: 30}}, true, ""},
@@ -153,7 +153,8 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// A packet that passes meets the program after shunt's once, with the tags that it came with.
+// TestTagsBeforeOthers: a packet that passes meets the program after shunt's once, with its original
+// tags.
 func TestTagsBeforeOthers(t *testing.T) {
 	t.Parallel()
 	w := newTagged(t)

@@ -49,18 +49,18 @@ type world struct {
 	reconciler *reconcile.Reconciler
 	options    store.Options
 	space      netns.NsHandle
-	cpu        *runner // that of packets sent one by one
+	cpu        *runner // sends packets one by one
 	timeouts   model.Timeouts
 	ports      value.PortRange
 	flows      *ebpf.Map
 	remembered *ebpf.Map
 	counted    *ebpf.Map // sh_reasons, read alone because tests do so all the time
 	ifindex    map[string]int
-	linked     bool                  // packets meet what the interfaces run, not what d has loaded
-	trunks     map[string]store.VLAN // where the frames of arms come in, if not there
+	linked     bool                  // packets go through the interfaces' programs, not through the ones that d has loaded
+	trunks     map[string]store.VLAN // the interfaces at which the arms' frames come in, if not at the arms
 }
 
-// modes are those in which what is asked for holds, whichever the mode.
+// modes are the modes of this run, for tests that hold in every mode.
 func modes() []model.Attach {
 	if *hook == "tc" {
 		return []model.Attach{model.AttachTC}
@@ -71,8 +71,8 @@ func modes() []model.Attach {
 	return []model.Attach{model.AttachNative, model.AttachGeneric}
 }
 
-// unfinishedInBytes is whether the frame's bytes say that its checksum is left to hardware. At tc
-// the sk_buff says it, and the kernel's test runs make none that does; test/net has real ones.
+// unfinishedInBytes reports whether the frame's bytes show that its checksum is left to hardware. At tc the
+// sk_buff shows it, but the kernel's test runs make no such sk_buff; test/net has real ones.
 func unfinishedInBytes() bool { return *hook != "tc" }
 
 // option changes a world before it begins.
@@ -108,7 +108,7 @@ func withLimits(change func(*model.Limits)) option {
 	return func(o *worldOptions) { change(&o.limits) }
 }
 
-// newWorld makes namespace, interfaces and data plane, and takes them away after the test.
+// newWorld makes namespace, interfaces and data plane, and removes them after the test.
 func newWorld(t testing.TB, changes ...option) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -166,7 +166,7 @@ func (w *world) fill(o worldOptions) {
 	w.flows, w.remembered, w.counted = w.pinned("sh_flows"), w.pinned("sh_remembered"), w.pinned("sh_reasons")
 }
 
-// pinned opens a map of the data plane, past all that the product does with it.
+// pinned opens a map of the data plane, without the product.
 func (w *world) pinned(name string) *ebpf.Map {
 	w.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(w.options.PinRoot, "shunt", w.options.Instance, "abi-1", name), nil)
@@ -175,7 +175,7 @@ func (w *world) pinned(name string) *ebpf.Map {
 	return m
 }
 
-// apply makes these the services.
+// apply replaces the services by these.
 func (w *world) apply(services []model.Service) {
 	w.Helper()
 	_, err := w.reconciler.Apply(reconcile.Desired{
@@ -188,7 +188,7 @@ func (w *world) apply(services []model.Service) {
 	}
 }
 
-// resolve says how backends are reached, before a slot names them.
+// resolve sets the ways to backends, before a slot names them.
 func (w *world) resolve(records []reconcile.BackendRecord) {
 	for _, r := range records {
 		arm, from := armC, sources[0:1]
@@ -219,8 +219,8 @@ type runner struct {
 	work chan func()
 }
 
-// newRunner starts a thread on the CPU with this number, modulo those there are. Worlds count them from different
-// ones, so that tests which run beside each other share the machine.
+// newRunner starts a thread on the CPU with this number, modulo the number of CPUs. Worlds count CPUs from
+// different ones, so that tests which run beside each other share the machine.
 func (w *world) newRunner(cpu int) *runner {
 	r := &runner{w: w, work: make(chan func())}
 	ready := make(chan error)
@@ -247,8 +247,8 @@ func (w *world) newRunner(cpu int) *runner {
 	return r
 }
 
-// do runs f on the thread and waits for it. A failed must ends the goroutine, so f is not
-// to fail a test but where nothing else can be done.
+// do runs f on the thread and waits for it. A failed must ends the goroutine, so f must not fail a test unless
+// nothing else can be done.
 func (r *runner) do(f func()) {
 	done := make(chan struct{})
 	r.work <- func() { defer close(done); f() }
@@ -280,13 +280,13 @@ func (w *world) runHere(arm string, frame []byte) (out result) {
 	return out
 }
 
-// runOut has the host send a frame out of an interface.
+// runOut makes the host send a frame out of an interface.
 func (r *runner) runOut(arm string, frame []byte) (out result) {
 	r.do(func() { out.verdict, out.frame, out.err = r.w.d.RunPacketOut(arm, frame) })
 	return out
 }
 
-// send is run for a packet that must leave; it returns what left.
+// send is run for a packet that must leave; it returns the packet that left.
 func (w *world) send(arm string, p packet.Packet) packet.Packet {
 	w.Helper()
 	out, ok := w.try(arm, p)

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// breakages are ways to get just-enough tracking wrong. Each was the idea of somebody.
+// breakages are errors in just-enough tracking. Each was once a proposal.
 var breakages = []breakage{
 	{
 		// After A→B→A both backends are the same, and the flows of B are forgotten.
@@ -22,12 +22,12 @@ var breakages = []breakage{
 		},
 	},
 	{
-		// A program that still runs remembers a flow behind the scan's back.
+		// A program that still runs remembers a flow after the scan has passed its place.
 		name:    "scan before the grace period",
 		hurries: true,
 	},
 	{
-		// Flows older than the first change are sent to where the second one began.
+		// Flows older than the first change are sent to the backend from before the second one.
 		name: "previous overwritten by a second change",
 		writes: func(had, wanted reconcile.Slot) reconcile.Slot {
 			if had.State == reconcile.Transition && wanted.State == reconcile.Transition && had.Current != wanted.Current && !had.PreviousBefore {
@@ -37,7 +37,7 @@ var breakages = []breakage{
 		},
 	},
 	{
-		// The scan looks at closing slots alone, and finds nothing that disagrees.
+		// The scan reads closing slots alone, and finds nothing that disagrees.
 		name: "closing left out",
 		writes: func(had, wanted reconcile.Slot) reconcile.Slot {
 			if wanted.State == reconcile.Closing {
@@ -47,7 +47,7 @@ var breakages = []breakage{
 		},
 	},
 	{
-		// Remembered flows that disagree are left alone in a slot that no longer asks for them.
+		// Remembered flows that disagree are left alone in a slot that no longer looks them up.
 		name: "settled where it should be marked",
 		writes: func(_, wanted reconcile.Slot) reconcile.Slot {
 			if wanted.State == reconcile.Marked {
@@ -57,7 +57,7 @@ var breakages = []breakage{
 		},
 	},
 	{
-		// All flows that the change moves, and were not yet remembered, are lost.
+		// All flows that the change moves before they are remembered are lost.
 		name: "settled at once",
 		writes: func(_, wanted reconcile.Slot) reconcile.Slot {
 			return reconcile.Slot{State: reconcile.Settled, Current: wanted.Current}
@@ -65,9 +65,9 @@ var breakages = []breakage{
 	},
 }
 
-// TestBreakagesAreNoticed is the test of the tests: a few histories find each breakage, even
-// without knowledge of the right slots, because lost connections show it, too. The same
-// histories find no fault in a program without a breakage.
+// TestBreakagesAreNoticed tests the tests: a few histories find each breakage, even without
+// knowledge of the right slots, because lost connections show it, too. The same histories find
+// no fault in a program without a breakage.
 func TestBreakagesAreNoticed(t *testing.T) {
 	if os.Geteuid() == 0 && unchanged.Rests(t, "*.go", "../../internal/lb/reconcile/*.go", "../../internal/lb/maglev/*.go", "../../bpf/lb", "../../bpf/core") {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// scene is a history that a test tells step by step.
+// scene is a history that a test writes step by step.
 func scene(t *testing.T, w *world, tell func(h *history)) {
 	t.Helper()
 	h := newHistory(w, nil, newTally(), breakage{})
@@ -62,14 +62,14 @@ func (h *history) configure(services ...model.Service) {
 	h.apply()
 }
 
-// elapse lets time pass and the reconciler settle what is due.
+// elapse lets time pass and makes the reconciler settle the slots that are due.
 func (h *history) elapse(quanta float64) {
 	h.log("%.1f quanta pass", quanta)
 	h.advance(time.Duration(quanta * float64(quantum)))
 	h.settle()
 }
 
-// tuple is a flow that has not begun, of the first service, IPv4.
+// tuple is a flow of the first service, IPv4, that has not begun.
 func (h *history) tuple(protocol model.Protocol) *flow {
 	f := &flow{service: h.desired.Services[0].Name, state: syn}
 	for _, front := range h.desired.Services[0].Frontends {
@@ -91,7 +91,7 @@ func (h *history) tuple(protocol model.Protocol) *flow {
 	return f
 }
 
-// says sends a packet of the flow, and reports where it went.
+// says sends a packet of the flow.
 func (h *history) says(f *flow, k kind) {
 	f.kind, f.payload = k, k == data || k == udp
 	h.send(f)
@@ -112,7 +112,7 @@ func (h *history) dial(protocol model.Protocol, n int) (all []*flow) {
 	return all
 }
 
-// speak has each of these flows send, and returns the flows that are lost by it.
+// speak makes each of these flows send, and returns the flows that are lost then.
 func (h *history) speak(flows []*flow) (lost []*flow) {
 	for _, f := range flows {
 		if f.dead {
@@ -129,7 +129,7 @@ func (h *history) speak(flows []*flow) (lost []*flow) {
 	return lost
 }
 
-// expectLost: these many, and all because of the cause.
+// expectLost requires at least so many lost flows, all because of the cause.
 func (h *history) expectLost(lost []*flow, least int, why cause) {
 	total := 0
 	for _, n := range h.count.losses {
@@ -147,7 +147,7 @@ func (h *history) expectKept(lost []*flow) {
 	}
 }
 
-// where picks flows.
+// where selects flows.
 func where(flows []*flow, is func(*flow) bool) (some []*flow) {
 	for _, f := range flows {
 		if is(f) {
@@ -167,7 +167,7 @@ func (h *history) states() map[reconcile.SlotState]int {
 	return states
 }
 
-// least fails where a case has too few flows to mean anything.
+// least fails if a case has too few flows to mean anything.
 func (h *history) least(n int, flows []*flow, what string) {
 	if len(flows) < n {
 		h.fail("only %d flows %s: the test tests nothing", len(flows), what)
@@ -203,10 +203,10 @@ func TestHardCases(t *testing.T) {
 }
 
 // secondChange: a slot names A, then B, then C, within one settle time. A flow of A that was
-// silent during the first change has no entry, and B never heard of it. It is found because
-// the slot keeps A as its previous backend through the second change; and because that change
-// begins the settle time anew, it may be silent for as long again. Flows of B were remembered
-// when they began. That is why a second change replaces the current backend only.
+// silent during the first change has no entry, and B never heard of it. It is found because the
+// slot keeps A as its previous backend through the second change; and because that change begins
+// the settle time anew, it may be silent for as long again. Flows of B were remembered when they
+// began. Therefore a second change replaces the current backend only.
 func secondChange(h *history) {
 	h.configure(web("21"))
 	old := h.dial(model.TCP, 300)
@@ -222,7 +222,7 @@ func secondChange(h *history) {
 	h.least(20, replaced, "began on the second backend and saw it replaced")
 	silent := where(old, func(f *flow) bool { return first[f] != f.holder && h.currentOf(f) != first[f] })
 	h.least(20, silent, "of the first backend saw both changes in silence")
-	h.elapse(5) // 10 since the first change, which alone would have settled by now
+	h.elapse(5) // 10 since the first change, which would have settled by now without the second
 	h.expectKept(h.speak(silent))
 	h.expectKept(h.speak(middle))
 	old = where(old, func(f *flow) bool {
@@ -271,10 +271,10 @@ func thereAndBack(h *history) {
 	h.expectKept(h.speak(old))
 }
 
-// idleThrough: what sends nothing from before a change until after its slot has settled is
-// not known to anybody, and goes to the new backend. This is the price of keeping no state,
-// and the settle time says what it is. One packet within that time saves a flow, for as long
-// as entries live; and a flow whose slot did not change needs none.
+// idleThrough: a flow that sends nothing from before a change until after its slot has settled is
+// unknown everywhere, and goes to the new backend. This is the price of keeping no state, and the
+// settle time sets it. One packet within that time saves a flow, for as long as entries live; and
+// a flow whose slot did not change needs none.
 func idleThrough(h *history) {
 	h.configure(web("21 22"))
 	silent, speaking := h.dial(model.TCP, 200), h.dial(model.TCP, 200)
@@ -289,20 +289,20 @@ func idleThrough(h *history) {
 	if len(lost) != len(moved) {
 		h.fail("%d flows were lost, but the slots of %d have changed", len(lost), len(moved))
 	}
-	h.elapse(19) // within the timeout of established connections
+	h.elapse(19) // less than the timeout of established connections
 	h.expectKept(h.speak(speaking))
-	h.elapse(22) // beyond it
+	h.elapse(22) // longer than it
 	h.expectLost(h.speak(speaking), 20, idledOver)
 }
 
-// synTwice: a SYN reaches X, its answer is lost, the slot changes to Y, and the client sends
-// the SYN again. Nothing can tell it from a new connection's, so it goes to Y and is
-// remembered there. Both backends now have half a connection, and the client takes the first
-// answer it gets; if that is X's, sent again by X's own timer, its ACK goes to Y, which answers
-// with a reset. How often: with the initial timeout of 1 s on both sides (RFC 6298, 2.1), the
-// client's second SYN and X's second SYN-ACK are sent half a round trip apart, and the two
-// answers meet at the client at the same time but for jitter: about every second one breaks,
-// of those connections whose first SYN-ACK was lost and whose slot changed within that second.
+// synTwice: a SYN reaches X, its answer is lost, the slot changes to Y, and the client sends the
+// SYN again. No program can tell it from a new connection's, so it goes to Y and is remembered
+// there. Both backends now have half a connection, and the client takes the first answer; if that
+// is X's, sent again by X's own timer, its ACK goes to Y, which answers with a reset. How often:
+// with the initial timeout of 1 s on both sides (RFC 6298, 2.1), the client's second SYN and X's
+// second SYN-ACK are sent half a round trip apart, and the two answers meet at the client at the
+// same time but for jitter: about every second one breaks, of the connections whose first SYN-ACK
+// was lost and whose slot changed within that second.
 func synTwice(h *history) {
 	const (
 		connections = 2000
@@ -378,7 +378,7 @@ func synWithData(h *history) {
 		h.fail("%d flows are remembered, %d began in a transition", n, len(changed))
 	}
 	h.configure(web("21 22 23 24"))
-	for _, f := range changed { // once more, and although the slot may name another backend now
+	for _, f := range changed { // once more, although the slot may name another backend now
 		f.kind, f.payload = syn, true
 		if h.send(f); len(f.synsTo) != 1 {
 			h.fail("the request of one SYN reached %v", f.synsTo)
@@ -401,10 +401,10 @@ func synWithData(h *history) {
 	}
 }
 
-// backendDies: flows are remembered on B, and B is removed. Their next packet finds
-// an entry that leads nowhere; it must go to a living backend at once (UDP has no handshake
-// that would fail and begin anew), be remembered there while the slot is in transition, and
-// nobody else's flow may move.
+// backendDies: flows are remembered on B, and B is removed. Their next packet finds an entry of a
+// missing backend; it must go to a living backend at once (UDP has no handshake that would fail
+// and begin anew), be remembered there while the slot is in transition, and no other flow may
+// move.
 func backendDies(h *history) {
 	h.configure(web("21 22"))
 	h.configure(web("21 22 23"))
@@ -416,7 +416,7 @@ func backendDies(h *history) {
 	h.configure(web("21 23"))
 	lost := h.speak(flows)
 	h.expectLost(lost, len(doomed), removed)
-	// Their next packets are as good as those of new flows.
+	// Their next packets count as those of new flows.
 	var again []*flow
 	for _, f := range lost {
 		g := &flow{packet: f.packet, service: f.service, state: data, holder: h.rules.expect(f.packet).now(h), answered: true, reused: true}
@@ -439,10 +439,10 @@ func (e expectation) now(h *history) model.BackendAddress {
 	return h.rules.backends[e.to].BackendAddress
 }
 
-// removedAndAdded: B is removed and added again. Its server has perhaps kept the connections,
-// but nobody promised them; what counts is that old entries, which name B's former generation,
-// are not followed against the slot, that new flows of B are kept, and that flows of others
-// never notice.
+// removedAndAdded: B is removed and added again. Its server may have kept the connections, but no
+// rule promises them; required is that old entries, which name B's former generation, are not
+// followed against the slot, that new flows of B are kept, and that flows of others are not
+// affected.
 func removedAndAdded(h *history) {
 	h.configure(web("21"))
 	h.configure(web("21 22"))
@@ -457,7 +457,7 @@ func removedAndAdded(h *history) {
 	h.configure(web("21 22"))
 	h.expectKept(h.speak(others))
 	fresh := h.dial(model.TCP, 200)
-	h.speak(flows) // the rules say where: by their slots, as if there were no entry
+	h.speak(flows) // the rules decide: by their slots, as if there were no entry
 	for _, f := range stale {
 		if e := h.rules.entries[keyOf(f.packet)]; e != nil && !h.rules.alive(e.backend) {
 			h.fail("%s still has the entry of a backend that is gone", f.packet)
@@ -470,8 +470,8 @@ func removedAndAdded(h *history) {
 	h.expectKept(h.speak(others))
 }
 
-// indicesReused: B is removed, and C takes its place in the array of backends. An entry of B
-// names that place; but with B's generation, so that it leads nowhere and not to C.
+// indicesReused: B is removed, and C takes its place in the array of backends. An entry of B names
+// that place, but with B's generation, so it leads to no backend, and not to C.
 func indicesReused(h *history) {
 	h.configure(web("21"))
 	h.configure(web("21 22"))
@@ -483,7 +483,7 @@ func indicesReused(h *history) {
 	var was, is reconcile.BackendRef
 	h.refs(backendNumber(22), &was)
 	h.configure(web("21 23"))
-	for n := 24; is.Index != was.Index; n++ { // whenever the place is given away
+	for n := 24; is.Index != was.Index; n++ { // until the place is given away
 		if n > 25 {
 			n = 24
 		}
@@ -517,8 +517,8 @@ func (h *history) refs(b model.BackendAddress, to *reconcile.BackendRef) {
 	}
 }
 
-// settledUntouched: in a settled slot the packets of however many flows leave no trace: a
-// flood of SYNs costs the table nothing.
+// settledUntouched: in a settled slot packets of any number of flows leave no trace: a flood of
+// SYNs takes no room in the table.
 func settledUntouched(h *history) {
 	h.configure(web("21 22 23"))
 	for range 3000 {
@@ -530,8 +530,8 @@ func settledUntouched(h *history) {
 	}
 }
 
-// restartKeepsUDP: the daemon is killed and comes back, with slots settled, in transition,
-// closing and marked; no flow moves, and what was in transition has its full time again.
+// restartKeepsUDP: the daemon is killed and comes back, with slots settled, in transition, closing
+// and marked; no flow moves, and slots in transition have their full time again.
 func restartKeepsUDP(h *history) {
 	h.configure(web("21 22"))
 	old := h.dial(model.UDP, 300)
@@ -562,9 +562,9 @@ func restartKeepsUDP(h *history) {
 	h.expectKept(h.speak(old))
 }
 
-// sizesChanged: a table of another size has other slots, and each flow's previous backend is
-// found in the table before. While that one is needed, a third table does not take its place:
-// flows that were silent through both changes are still on the first table's backends.
+// sizesChanged: a table of another size has other slots, and each flow's previous backend is found
+// in the table before. While that table is needed, a third one does not take its place: flows that
+// were silent through both changes are still on the first table's backends.
 func sizesChanged(h *history) {
 	size := func(n uint32) func(*model.Service) { return func(s *model.Service) { s.TableSize = n } }
 	h.configure(web("21 22 23", size(251)))
@@ -588,8 +588,8 @@ func sizesChanged(h *history) {
 	}
 }
 
-// halfClosedKept: a client that has closed its half still acknowledges what it receives; its
-// FIN ends nothing, it only shortens how long the flow may be idle.
+// halfClosedKept: a client that has closed its half still acknowledges the data that it receives;
+// its FIN ends nothing, but shortens the time for which the flow may be idle.
 func halfClosedKept(h *history) {
 	h.configure(web("21 22"))
 	flows := h.dial(model.TCP, 200)
@@ -610,10 +610,10 @@ func halfClosedKept(h *history) {
 	}
 }
 
-// clientDrains: with affinity a client is remembered, not its flows. When its backend drains,
-// its connections stay and the next ones go elsewhere; so both are of one client, in one slot,
-// and must be told apart in every state of it: each new one has an entry of its own, which
-// goes before the client's, is made in marked slots too, and which no scan takes for needless
+// clientDrains: with affinity a client is remembered, not its flows. When its backend drains, its
+// connections stay and the next ones go to others; so both are of one client, in one slot, and
+// must be told apart in every state of it: each new one has an entry of its own, which takes
+// precedence over the client's, is made in marked slots too, and which no scan takes for needless
 // because it agrees with the slot.
 func clientDrains(h *history) {
 	affinity := func(s *model.Service) { s.AffinityTimeout = affinityLong }
@@ -656,7 +656,7 @@ func clientDrains(h *history) {
 }
 
 // untrackedMeanwhile: while nothing is remembered, flows go where their slots lead. When flows are
-// remembered again, what was remembered before does not lead them away.
+// remembered again, older entries do not lead them away.
 func untrackedMeanwhile(h *history) {
 	for _, affinity := range []time.Duration{0, affinityLong} {
 		service := func(backends string, tracking model.Tracking) model.Service {
@@ -684,10 +684,10 @@ func untrackedMeanwhile(h *history) {
 	}
 }
 
-// TestFullTable: the table has room for few. A SYN that cannot be remembered goes to the
-// previous backend, because that is where its next packets will go: while the slot is in
-// transition a full table costs balance, not connections. Only what was not remembered until
-// its slot settled may be lost then.
+// TestFullTable: the table has room for few. A SYN that cannot be remembered goes to the previous
+// backend, because its next packets will go there: while the slot is in transition a full table
+// costs balance, not connections. Then only flows that were not remembered before their slot
+// settled may be lost.
 func TestFullTable(t *testing.T) {
 	w := newWorld(t, 64)
 	w.tight = true

@@ -12,7 +12,7 @@ import (
 	wire "github.com/shunt-lb/shunt/internal/packet"
 )
 
-// frame is a packet as it comes in.
+// frame is the packet as a frame.
 func (p packet) frame() []byte {
 	from, to := p.client, netip.AddrPortFrom(p.frontend.Address, p.frontend.Ports.First)
 	edit := func(q *wire.Packet) {
@@ -27,7 +27,7 @@ func (p packet) frame() []byte {
 	return wire.Must(wire.NewTCP(from, to, [...]string{syn: "S", data: "A", fin: "FA", rst: "R"}[p.kind], edit))
 }
 
-// run sends a packet through the loaded program and says which backend it went to.
+// run sends a packet through the loaded program and returns the backend that it went to.
 func (h *history) run(p packet) (model.BackendAddress, bool) {
 	verdict, out, err := h.w.d.RunPacket(arm, p.frame())
 	if err != nil {
@@ -70,7 +70,7 @@ func (h *history) open(rng *rand.Rand, unheard bool) {
 func (h *history) begin(f *flow, rng *rand.Rand) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	f.current, f.byClient = h.currentOf(f), record.AffinityTimeout > 0
-	if h.slotOf(f).State == reconcile.Transition { // a closing slot's has ended: the next change begins another
+	if h.slotOf(f).State == reconcile.Transition { // the transition of a closing slot has ended: the next change begins another
 		f.periods = []period{{last: h.now()}}
 	}
 	f.mayStray = h.mayStray(f)
@@ -85,7 +85,7 @@ func (h *history) reopen(f *flow, rng *rand.Rand) {
 	h.begin(again, rng)
 }
 
-// step is a flow's turn: it sends what it has to send.
+// step is a flow's turn: it sends its next packet.
 func (h *history) step(f *flow, rng *rand.Rand) {
 	if f.dead {
 		return
@@ -97,7 +97,7 @@ func (h *history) step(f *flow, rng *rand.Rand) {
 	case !f.answered:
 		f.kind, f.payload = syn, rng.IntN(8) == 0 // with data: fast open
 	case f.finished > 0:
-		f.kind = data // acknowledges what the other half still sends
+		f.kind = data // acknowledges data of the other half
 		if f.finished--; f.finished == 0 {
 			h.send(f)
 			f.dead = true
@@ -128,8 +128,8 @@ func (h *history) step(f *flow, rng *rand.Rand) {
 	}
 }
 
-// answer is the SYN-ACK's way to the client: it arrives, or is lost, or one of an earlier SYN
-// was only late.
+// answer is the SYN-ACK's way to the client: it arrives, or is lost, or it is a late one of an
+// earlier SYN.
 func (h *history) answer(f *flow, rng *rand.Rand) {
 	if f.unheard || len(f.synsTo) == 0 || rng.IntN(10) < 3 {
 		f.unheard = false
@@ -147,7 +147,7 @@ func (h *history) answer(f *flow, rng *rand.Rand) {
 	}
 }
 
-// send sends the flow's packet, and judges where it went.
+// send sends the flow's packet, and judges its destination.
 func (h *history) send(f *flow) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	want := h.rules.expect(f.packet)
@@ -211,7 +211,8 @@ func (h *history) receive(f *flow, to model.BackendAddress) {
 	}
 }
 
-// lose ends a flow whose packet did not reach the backend that holds it, if that may be.
+// lose ends a flow whose packet did not reach the backend that holds it, if the document
+// allows that.
 func (h *history) lose(f *flow, to model.BackendAddress) {
 	record, _ := h.rules.serviceOf(f.frontend)
 	cause := f.lossCause(to, h.now(), h.settleOf(record), record.AffinityTimeout)
@@ -226,7 +227,8 @@ func (h *history) lose(f *flow, to model.BackendAddress) {
 	f.dead = true
 }
 
-// dropped: the packet reached nobody. A new flow may find nobody who takes it.
+// dropped judges a packet that reached no backend. A new flow may find no backend that takes
+// it.
 func (h *history) dropped(f *flow) {
 	if f.holder != (model.BackendAddress{}) {
 		h.lose(f, model.BackendAddress{})
@@ -243,8 +245,8 @@ func (h *history) dropped(f *flow) {
 	f.dead = true
 }
 
-// checkNewcomer: a new flow goes to a backend that takes new flows, except where the
-// document says otherwise.
+// checkNewcomer requires that a new flow goes to a backend that takes new flows, with the
+// document's exceptions.
 func (h *history) checkNewcomer(f *flow, to model.BackendAddress, failed bool, record reconcile.ServiceRecord) {
 	if h.inDoubt || failed || h.lossesOnly || h.slotOf(f).PreviousBefore {
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// chooser decides what happens in a history: rapid, or a source of random numbers.
+// chooser makes the choices in a history: rapid, or a source of random numbers.
 type chooser interface {
 	choose(n int, label string) int // 0 to n-1
 }
@@ -29,19 +29,19 @@ type history struct {
 	chooser
 	w     *world
 	tight bool // the table or the budget is too small for all flows
-	// lossesOnly has the rules judge nothing, so that losses alone decide.
+	// lossesOnly switches the rules' judgement off, so that losses alone decide.
 	lossesOnly bool
 	rules      *rules
 	fault      *faults
 	r          *reconcile.Reconciler
 
-	desired reconcile.Desired   // wanted last, whether it succeeded or not
-	applied reconcile.Desired   // that succeeded last
+	desired reconcile.Desired   // the last wanted, whether it succeeded or not
+	applied reconcile.Desired   // the last that succeeded
 	past    []reconcile.Desired // for rollbacks
 	// back are backends whose removal has failed half-way at some time, by service.
 	back      map[string]map[model.BackendAddress]bool
 	inDoubt   bool                // a change has failed half-way
-	begun     []reconcile.Desired // wanted since applied: what failed half-way is finished before it is taken back
+	begun     []reconcile.Desired // wanted since applied: a half-way change is finished before it is taken back
 	flows     []*flow
 	seq       int
 	ports     int
@@ -55,9 +55,9 @@ type tally struct {
 	histories, flows, packets int
 	losses                    map[cause]int
 	events                    map[string]int
-	refused                   int // packets whose flow should have been remembered and was not
-	lates                     int // packets of programs that ran since before a slot closed
-	unwanted                  int // new flows that no backend takes
+	refused                   int // packets whose flow should have been remembered but was not
+	lates                     int // packets of programs that began before a slot closed
+	unwanted                  int // new flows without a backend that takes them
 	clientsOnDraining         int // new flows of clients that stay with a draining backend
 }
 
@@ -85,7 +85,7 @@ func sorted[K ~string](counts map[K]int) (lines []string) {
 	return lines
 }
 
-// failure is how a history ends early.
+// failure ends a history early.
 type failure struct{ error }
 
 func (h *history) fail(format string, a ...any) { panic(failure{fmt.Errorf(format, a...)}) }
@@ -138,7 +138,7 @@ func newHistory(w *world, c chooser, count *tally, breaks breakage) *history {
 	return h
 }
 
-// clear takes away what the history before has left.
+// clear removes the state that the history before has left.
 func (h *history) clear() {
 	h.w.forget()
 	clean := reconcile.New(hasty{h.w.d}) // no program runs
@@ -183,8 +183,8 @@ func (h *history) currentOf(f *flow) model.BackendAddress {
 	return h.rules.backends[h.slotOf(f).Current].BackendAddress
 }
 
-// members are the backends that serve a family of a service, with their weights: its own, or
-// those of the other where it has none.
+// members are the backends that serve a family of a service, with their weights: the family's own, or
+// those of the other if it has none.
 func members(d reconcile.Desired, name string, ipv6 bool) map[model.BackendAddress]uint16 {
 	all := map[model.BackendAddress]uint16{}
 	for _, s := range d.Services {
@@ -215,7 +215,7 @@ func (h *history) drainsNow(f *flow, b model.BackendAddress) bool {
 	})
 }
 
-// weightless reports whether a backend has weight 0 in a service, or is none of it.
+// weightless reports whether a backend has weight 0 in a service, or does not belong to it.
 func (h *history) weightless(record reconcile.ServiceRecord, b model.BackendAddress) (yes, known bool) {
 	for f, index := range h.rules.fronts {
 		if index == record.Index {
@@ -225,7 +225,7 @@ func (h *history) weightless(record reconcile.ServiceRecord, b model.BackendAddr
 	return false, false
 }
 
-// apply makes the desired state so, or fails with the fault that is set.
+// apply applies the desired state, or fails with the injected fault.
 func (h *history) apply() {
 	before, doubted := h.applied, h.inDoubt
 	_, err := h.r.Apply(h.desired)
@@ -245,7 +245,7 @@ func (h *history) apply() {
 	h.lookAfter(doubted)
 }
 
-// noteRemovals keeps account of backends whose removal has begun, until one is carried out whole.
+// noteRemovals records backends whose removal has begun, until one is carried out whole.
 func (h *history) noteRemovals(before reconcile.Desired, failed bool) {
 	for _, s := range before.Services {
 		for _, ipv6 := range []bool{false, true} {
@@ -263,10 +263,10 @@ func (h *history) noteRemovals(before reconcile.Desired, failed bool) {
 	}
 }
 
-// look has flows learn what the change means for them.
+// look updates the flows after a change.
 func (h *history) look() { h.lookAfter(h.inDoubt) }
 
-// lookAfter is look where a change before this one may have failed half-way.
+// lookAfter is look if a change before this one may have failed half-way.
 func (h *history) lookAfter(doubted bool) {
 	h.seq++
 	for _, f := range h.flows {
@@ -283,7 +283,7 @@ func (h *history) lookAfter(doubted bool) {
 			f.periods[n-1].over = true
 		}
 		f.holderGone = f.holderGone || !ok || holds && !h.isMember(f, f.holder)
-		if n := len(f.synsTo); n > 0 && !h.inDoubt { // who is to go may be there still
+		if n := len(f.synsTo); n > 0 && !h.inDoubt { // a removed backend may still be there
 			f.synsTo = slices.DeleteFunc(f.synsTo, func(b model.BackendAddress) bool { return !h.isMember(f, b) })
 			f.reused = f.reused || len(f.synsTo) < n
 		}
@@ -292,7 +292,8 @@ func (h *history) lookAfter(doubted bool) {
 		f.draining = f.draining || holds && h.drainsNow(f, f.holder)
 		f.rehashed = f.rehashed || f.byClient != (record.AffinityTimeout > 0)
 		untracked := h.mayStray(f)
-		// The next change may carry it out and take it back in one: then its slot has another before.
+		// The next change may carry it out and take it back in one step: then its slot has another
+		// previous backend.
 		between := f.mayStray && h.slotOf(f).State == reconcile.Transition
 		if (record.Tracking == model.TrackingNone || untracked || f.mayStray) && holds && (f.current != f.holder || between) {
 			f.strayed = true
@@ -317,7 +318,8 @@ func (h *history) trackingOf(f *flow) model.Tracking {
 	return model.TrackingAuto
 }
 
-// advance lets time pass, a quantum at a time at most, and has the reconciler do what is due.
+// advance lets time pass, a quantum at a time at most, and makes the reconciler do the work that is
+// due.
 func (h *history) advance(by time.Duration) {
 	h.rules.now += by
 	h.w.age(by)
@@ -338,8 +340,8 @@ func (h *history) settle() reconcile.Settling {
 	return left
 }
 
-// late has flows of closing slots send at the last moment, through programs that still hold
-// the old words.
+// late makes flows of closing slots send at the last moment, through programs that still hold the old
+// words.
 func (h *history) late() {
 	if h.lateRolls == nil {
 		return
@@ -361,7 +363,7 @@ func (h *history) late() {
 	})
 }
 
-// traffic has flows send, each as often as it likes to, and new ones begin.
+// traffic makes flows send, each at its own rate, and new ones begin.
 func (h *history) traffic(rng *rand.Rand, newcomers int) {
 	must(h.w, pin(rng.IntN(2)))
 	for range newcomers {
@@ -380,14 +382,14 @@ func (h *history) traffic(rng *rand.Rand, newcomers int) {
 	}
 }
 
-// checkEntries compares what the program remembers with what it must.
+// checkEntries compares the program's entries with the rules'.
 func (h *history) checkEntries() {
 	real := h.w.entries()
 	for key, e := range h.rules.entries {
 		if _, ok := real[key]; ok {
 			continue
 		}
-		if !h.rules.alive(e.backend) { // a scan may take it, or leave it to who meets it
+		if !h.rules.alive(e.backend) { // a scan may delete it, or leave it to the next packet that finds it
 			delete(h.rules.entries, key)
 			continue
 		}
@@ -400,7 +402,7 @@ func (h *history) checkEntries() {
 	}
 }
 
-// tableSize is for the configuration: one of the smallest.
+// tableSize draws a size for the configuration: one of the smallest.
 func (h *history) tableSize() uint32 {
 	return maglev.Sizes[h.choose(2, "size")]
 }

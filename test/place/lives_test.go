@@ -20,7 +20,7 @@ type hall struct {
 	gone         [256]atomic.Bool // backends that were ever removed
 }
 
-// pass lets time pass, for the flows and for what is remembered of them.
+// pass lets time pass, for the flows and for their entries.
 func (h *hall) pass(w *world, by time.Duration) {
 	h.Lock()
 	defer h.Unlock()
@@ -29,16 +29,16 @@ func (h *hall) pass(w *world, by time.Duration) {
 }
 
 // life is a client's connection from its first SYN to its last packet, or its UDP packets, with
-// pauses: a flow that may be lost, but only for what its client and the configuration did.
+// pauses: a flow that may be lost, but only because of an action of its client or the configuration.
 type life struct {
 	packet
 	synsTo   []byte // backends that have it half open
-	holder   byte   // that has it; 0: nobody yet
+	holder   byte   // the backend that has the connection; 0: none yet
 	state    kind
 	finished int           // packets to go after its FIN
 	wakes    time.Duration // it is silent until then
 	sent     time.Duration
-	changes  int64 // that had ended when it last sent
+	changes  int64 // that had ended at its last packet
 }
 
 // livesTally counts the events in the lives of one sender.
@@ -62,8 +62,8 @@ func (s *sender) begin(p packet) *life {
 	return l
 }
 
-// turn is a life's turn in a round. It returns the life that goes on: another where one has ended
-// and its client uses the port again, nil where none does.
+// turn is a life's turn in a round. It returns the life that goes on: another one if this one has
+// ended and its client uses the port again, nil if none does.
 func (s *sender) turn(l *life) (*life, error) {
 	if l.wakes > s.hall.now {
 		return l, nil
@@ -78,7 +78,7 @@ func (s *sender) turn(l *life) (*life, error) {
 			s.tally.retransmitted++
 		}
 	case l.finished > 0:
-		l.payload = false // it acknowledges what the other half still sends
+		l.payload = false // it acknowledges data of the other half
 		if l.finished--; l.finished == 0 {
 			if s.rng.IntN(2) > 0 {
 				return nil, nil
@@ -104,8 +104,8 @@ func (s *sender) turn(l *life) (*life, error) {
 	return l, nil
 }
 
-// speak sends the life's packet and judges where it went. What is lost, or may be from now on because
-// it was silent for too long, is not alive.
+// speak sends the life's packet and judges its destination. A life that is lost, or may be lost from
+// now on because it was silent for too long, is not alive.
 func (s *sender) speak(l *life) (alive bool, err error) {
 	idle := s.hall.now - l.sent
 	over := idle > l.state.timeout()

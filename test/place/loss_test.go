@@ -7,8 +7,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// cause is why a flow may be lost: the document's list, in its order, with its second and
-// fifth points in their halves.
+// cause is the reason why a flow may be lost: the document's list, in its order, with its
+// second and fifth points in halves.
 type cause string
 
 const (
@@ -24,14 +24,14 @@ const (
 	never         cause = ""
 )
 
-// flow is a client's connection, or its UDP packets with one tuple, as client and backends
-// see them: nothing in it is from the tables.
+// flow is a client's connection, or its UDP packets with one tuple, as client and backends see
+// them: no field is from the tables.
 type flow struct {
 	packet            // addresses; kind and payload are of the last packet
 	service    string // of the configuration
 	chattiness float64
 	synsTo     []model.BackendAddress // that have the connection half open
-	holder     model.BackendAddress   // that has the connection; the zero value: nobody yet
+	holder     model.BackendAddress   // the one that has the connection; the zero value: none yet
 	answered   bool                   // the client has a SYN-ACK or, with UDP, has sent
 	unheard    bool                   // the answer to its first SYN is lost
 	state      kind
@@ -39,31 +39,31 @@ type flow struct {
 	reused     bool
 	dead       bool
 
-	sent    time.Duration // when the last packet was
+	sent    time.Duration // time of the last packet
 	sentSeq int           // the same, counted in events
 	// unremembered: the last packet should have been remembered, and was not.
 	unremembered bool
-	// lapsed: it was idle for longer than its timeout, and has not been remembered since. By
-	// chance its next packet may have come to the right backend all the same.
+	// lapsed: it was idle for longer than its timeout, and has not been remembered since. Its
+	// next packet may still have come to the right backend by chance.
 	lapsed bool
 	always bool // the last packet was under tracking always
-	noted  bool // the last packet was sent where flows are remembered
+	noted  bool // the last packet was sent while flows are remembered
 
-	current model.BackendAddress // that its slot named lately
+	current model.BackendAddress // the backend that its slot named last
 	periods []period
 
 	holderGone bool // the holder was removed since
 	halfLeft   bool // a removal of the holder, or of a backend its SYN went to, had failed half-way
 	rehashed   bool // affinity was switched on or off
-	strayed    bool // without tracking, its slot named somebody else
+	strayed    bool // without tracking, its slot named another backend
 	mayStray   bool // a change that would have ended tracking failed half-way
 	draining   bool // the holder has had weight 0 since the last packet
 	byClient   bool // its slot is its client's
 	log        []string
 }
 
-// period is how long the slot of a flow has been in transition, reckoned from changes of its
-// current backend: from the first, until nothing has changed for the settle time.
+// period is a time for which the slot of a flow has been in transition, computed from changes
+// of its current backend: from the first, until nothing has changed for the settle time.
 type period struct {
 	beginSeq int
 	last     time.Duration // the last change
@@ -79,14 +79,15 @@ func (f *flow) changed(now time.Duration, seq int, settle time.Duration) {
 	f.periods = append(f.periods, period{beginSeq: seq, last: now})
 }
 
-// prolonged notes that the settle time begins anew, where it has not ended.
+// prolonged notes that the settle time begins anew, if it has not ended.
 func (f *flow) prolonged(now time.Duration, settle time.Duration) {
 	if n := len(f.periods); n > 0 && !f.periods[n-1].over && now < f.periods[n-1].last+settle {
 		f.periods[n-1].last = now
 	}
 }
 
-// isOver reports whether the flow was remembered, and has been idle for longer than it is.
+// isOver reports whether the flow was remembered, and has been idle for longer than its entry
+// lives.
 func (f *flow) isOver(now, affinity time.Duration) bool {
 	timeout := f.state.timeout()
 	if affinity > 0 {
@@ -95,8 +96,8 @@ func (f *flow) isOver(now, affinity time.Duration) bool {
 	return f.noted && now-f.sent > timeout
 }
 
-// lossCause says why a packet that is sent now may reach a backend that is not the holder,
-// or that it never may. Nothing of what the packet itself changes is in f yet.
+// lossCause returns the reason why a packet that is sent now may reach a backend that is not
+// the holder, or never. f does not have the packet's own changes yet.
 func (f *flow) lossCause(to model.BackendAddress, now, settle, affinity time.Duration) cause {
 	switch {
 	case f.holderGone:
@@ -111,7 +112,7 @@ func (f *flow) lossCause(to model.BackendAddress, now, settle, affinity time.Dur
 		return notRemembered
 	}
 	if f.state == udp && f.draining && affinity > 0 {
-		return drainedUDP // its client is remembered, it is not
+		return drainedUDP // its client is remembered, but not the flow
 	}
 	for _, p := range f.periods {
 		if p.beginSeq < f.sentSeq {

@@ -12,20 +12,20 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// errInjected is the error of an operation that was told to fail.
+// errInjected is the error of an operation that had to fail.
 var errInjected = errors.New("injected fault")
 
-// fault is how an operation fails.
+// fault is the point at which an operation fails.
 type fault int
 
 const (
 	none   fault = iota
 	before       // it has done nothing
 	after        // it has been carried out
-	half         // of WriteSlots the first half has been carried out, of others nothing
+	half         // the first half of WriteSlots has been carried out, nothing of others
 )
 
-// faults is the outermost layer: operations that fail.
+// faults is the outermost layer. It makes operations fail.
 type faults struct {
 	reconcile.Maps
 	kind fault
@@ -107,8 +107,8 @@ func (f *faults) EndStrays(members []reconcile.Member) error {
 
 func (f *faults) Grace() error { return f.do(f.Maps.Grace, nothing) }
 
-// witness sees what is really written, and keeps it for the rules. It also says how backends
-// are reached, which is not what these tests are about.
+// witness sees the actual writes, and keeps them for the rules. It also sets the ways to
+// backends, which these tests are not about.
 type witness struct {
 	reconcile.Maps
 	d        *datapath.Datapath
@@ -118,16 +118,16 @@ type witness struct {
 	fronts   map[model.Frontend]uint32
 	ours     map[netip.Addr]bool
 	slots    []reconcile.Slot
-	// old are the words of closing slots from before, which a program that still runs may
-	// hold until the grace period has passed.
+	// old are the words of closing slots from before, which a program that still runs may hold
+	// until the grace period has passed.
 	old map[uint32]reconcile.Slot
-	// late runs packets of such programs, at the last moment there may be any.
+	// late runs packets of such programs at the last possible moment.
 	late func()
 	// scanned holds the result of a scan against the rules.
 	scanned func(map[uint32]bool) error
-	// ended has the rules end strays, too.
+	// ended makes the rules end strays, too.
 	ended func([]reconcile.Member)
-	grace func() error // how to wait; nil: no other program runs, so there is nothing to wait for
+	grace func() error // the way to wait; nil: no other program runs, so there is nothing to wait for
 }
 
 func newWitness(w *world, below reconcile.Maps) *witness {
@@ -258,12 +258,12 @@ func (w *witness) ScanRemembered() (map[uint32]bool, error) {
 	if err == nil && w.scanned != nil {
 		err = w.scanned(found)
 	}
-	// A scan without a grace period is found out here.
+	// A scan without a grace period fails here.
 	w.lateRuns()
 	return found, err
 }
 
-// asOld has the slots be as before they were closed while f runs.
+// asOld gives the slots their words from before they were closed while f runs.
 func (w *witness) asOld(f func()) {
 	swap := func() {
 		for at, slot := range w.old {
@@ -278,14 +278,14 @@ func (w *witness) asOld(f func()) {
 	swap()
 }
 
-// breakage is a data plane or a reconciler that is wrong in a known way.
+// breakage is a data plane or a reconciler with a known fault.
 type breakage struct {
 	name string
-	// writes changes what is written over a slot, below the witness.
+	// writes changes a write over a slot, below the witness.
 	writes func(had, wanted reconcile.Slot) reconcile.Slot
 	// hurries: the reconciler scans without waiting for running programs.
 	hurries bool
-	// lossesOnly: not part of it, but that only lost connections may show it.
+	// lossesOnly: only lost connections may show the breakage; not a part of it.
 	lossesOnly bool
 }
 
@@ -294,7 +294,7 @@ type hasty struct{ reconcile.Maps }
 
 func (hasty) Grace() error { return nil }
 
-// broken is a data plane with a breakage. It has its own idea of what lies in the slots.
+// broken is a data plane with a breakage. It keeps its own copy of the slots.
 type broken struct {
 	reconcile.Maps
 	breakage

@@ -22,8 +22,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// steady is a flow that always has something to send, so that no settle time is too short
-// for it: it may be lost only with its backend.
+// steady is a flow that always has a packet to send, so that no settle time is too short for it: it
+// may be lost only with its backend.
 type steady struct {
 	packet
 	frame  []byte
@@ -47,7 +47,7 @@ func newSteady(service model.Service, udpToo bool, n int, port uint16) *steady {
 	return f
 }
 
-// first is the flow's first packet as it comes in.
+// first is the frame of the flow's first packet.
 func (f *steady) first() []byte {
 	p := f.packet
 	if p.kind != udp {
@@ -71,7 +71,7 @@ type sender struct {
 	lost   []string
 }
 
-// number is the backend that a frame leaves to, 0 for nobody.
+// number is the backend that a frame leaves to, 0 for none.
 func (s *sender) number(frame []byte) (byte, error) {
 	verdict, out, err := s.w.d.RunPacket(arm, frame)
 	if err != nil || verdict != kernel.XDPTx && verdict != kernel.XDPRedirect {
@@ -96,7 +96,7 @@ func (s *sender) reasons() string {
 	return strings.Join(all, ", ")
 }
 
-// run sends until it is told to stop: the shared flows, and in each round some that are new.
+// run sends until stop is set: the shared flows, and in each round some new ones.
 func (s *sender) run(service model.Service, stop *atomic.Bool) error {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := errors.Join(netns.Set(s.w.space), pin(s.cpu)); err != nil {
@@ -111,10 +111,10 @@ func (s *sender) run(service model.Service, stop *atomic.Bool) error {
 	return nil
 }
 
-// newcomers is how many flows of either kind begin in a round, and have ports of their own.
+// newcomers is the number of flows of either kind that begin in a round, with ports of their own.
 const newcomers = 6
 
-// round has all flows send, and some begin.
+// round makes all flows send, and some begin.
 func (s *sender) round(service model.Service, port uint16) error {
 	s.hall.RLock()
 	defer s.hall.RUnlock()
@@ -147,7 +147,7 @@ func (s *sender) round(service model.Service, port uint16) error {
 	return nil
 }
 
-// steadily has flows send a packet each, which may be lost only with their backends.
+// steadily makes flows send a packet each. They may be lost only with their backends.
 func (s *sender) steadily(flows []*steady) error {
 	for _, f := range flows {
 		to, err := s.number(f.frame)
@@ -161,10 +161,10 @@ func (s *sender) steadily(flows []*steady) error {
 	return nil
 }
 
-// TestTwoCPUsWhileTablesChange has two CPUs send packets of hundreds of flows, the same on
-// both and new ones on each, while tables change, settle and are given up, with the real
-// grace periods in between. No flow that goes on is lost but with its backend, and one that pauses,
-// sends its SYN again or is closed by half only for the document's reasons.
+// TestTwoCPUsWhileTablesChange makes two CPUs send packets of hundreds of flows, the same on both
+// and new ones on each, while tables change, settle and are given up, with the real grace periods
+// in between. A flow that goes on is only lost with its backend, and one that pauses, sends its SYN
+// again or is closed by half only for the document's reasons.
 func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two CPUs: runs packets on both at once")
@@ -215,7 +215,7 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 			}
 		})
 	}
-	// Every flow has sent once two rounds have ended that may have been under way.
+	// Two rounds may be under way; once they have ended, every flow has sent once.
 	everybodySends := func() {
 		t.Helper()
 		for _, s := range senders {
@@ -238,7 +238,7 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 			apply()
 		}
 		everybodySends()
-		for range rng.IntN(3) { // UDP that goes on is not to be over by it, but two are more than the settle time
+		for range rng.IntN(3) { // UDP that goes on must not expire, but two are more than the settle time
 			all.pass(w, quanta(4))
 			everybodySends()
 		}
@@ -265,8 +265,8 @@ func TestTwoCPUsWhileTablesChange(t *testing.T) {
 	}
 }
 
-// otherWeb is the service with other weights and another size. Backends 21 and 22 always
-// have weight; 23 and 24 come and go, and who goes has gone for good.
+// otherWeb is the service with other weights and another size. Backends 21 and 22 always have
+// weight; 23 and 24 come and go, and a removed one never comes back.
 func otherWeb(rng *rand.Rand, all *hall) model.Service {
 	backends := fmt.Sprintf("21*%d 22*%d", 1+rng.IntN(3), 1+rng.IntN(3))
 	for n := 23; n <= 24; n++ {

@@ -20,12 +20,12 @@ func (b byRapid) choose(n int, label string) int { return rapid.IntRange(0, n-1)
 // soakTime ends a long run: each history takes about 15 ms of one core.
 const soakTime = 6 * time.Minute
 
-// TestRandomHistories: no flow is lost that the document does not give up.
+// TestRandomHistories: only flows that the document gives up are lost.
 func TestRandomHistories(t *testing.T) {
 	check(t, newWorld(t, 4096), removed, idledThrough, idledOver, twoSYNs, untracked, drainedUDP, otherHash)
 }
 
-// TestRandomHistoriesWithLittleRoom: the same where a few dozen flows can be remembered.
+// TestRandomHistoriesWithLittleRoom is the same with room to remember a few dozen flows.
 func TestRandomHistoriesWithLittleRoom(t *testing.T) {
 	w := newWorld(t, 24)
 	w.tight = true
@@ -44,7 +44,7 @@ func check(t *testing.T, w *world, causes ...cause) {
 			t.Fatalf("%v\nhistory, by time in quanta:\n%s", err, trace)
 		}
 	})
-	// A cause that is rare may not have come up by chance: then there are more histories.
+	// A rare cause may not have come up by chance: then there are more histories.
 	missing := func(c cause) bool { return count.losses[c] == 0 }
 	for seed := uint64(0); seed < 300 && !t.Failed() && slices.ContainsFunc(causes, missing); seed++ {
 		if trace, err := run(w, byNumber{rand.New(rand.NewPCG(seed, 2))}, count, breakage{}); err != nil {
@@ -111,7 +111,7 @@ func (h *history) play() {
 			break
 		}
 	}
-	for range 4 { // until all is settled, or only marked
+	for range 4 { // until all slots are settled or marked
 		h.apply()
 		h.pass(12)
 	}
@@ -169,7 +169,7 @@ func (h *history) addBackend(s *model.Service) {
 	}
 }
 
-// repaired is the service with at least one backend for new flows, among those of each family.
+// repaired is the service with at least one backend for new flows in each family.
 func repaired(s model.Service) model.Service {
 	for _, ipv6 := range []bool{false, true} {
 		sum, first := 0, -1

@@ -11,16 +11,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// nobody is the reference that names no backend.
+// nobody is a reference to no backend.
 var nobody reconcile.BackendRef
 
-// kind is the kind of a packet, and of an entry's last packets: it decides how long the
+// kind is the kind of a packet, and of an entry's last packets: it determines the time for which the
 // entry may be idle.
 type kind int
 
 const (
-	syn  kind = iota // an entry: nothing else has been seen
-	data             // anything in the middle of a flow
+	syn  kind = iota // of an entry: no other packet has been seen
+	data             // any packet in the middle of a flow
 	fin
 	rst
 	udp
@@ -28,34 +28,34 @@ const (
 
 func (k kind) String() string { return [...]string{"syn", "data", "fin", "rst", "udp"}[k] }
 
-// timeout is how long a flow may be idle whose last packets were such.
+// timeout is the time for which a flow with last packets of this kind may be idle.
 func (k kind) timeout() time.Duration {
 	return [...]time.Duration{syn: timeouts.TCPHandshake, data: timeouts.TCPEstablished,
 		fin: halfClosed, rst: timeouts.TCPClosing, udp: timeouts.UDP}[k]
 }
 
-// entry is a remembered flow or client, as the document has it.
+// entry is a remembered flow or client, as in the document.
 type entry struct {
 	backend reconcile.BackendRef
-	service uint32 // reference
+	service uint32 // its reference
 	hash    uint32
 	kind    kind
 	client  bool
 	seen    time.Duration
 }
 
-// rules are the document's first table, run by hand beside the program.
+// rules are the document's first table, in Go, beside the program.
 type rules struct {
 	*witness
 	now     time.Duration
 	entries map[flowKey]*entry
-	isThere func(flowKey) bool // in the table, for what the document leaves open
+	isThere func(flowKey) bool // in the program's table, for cases that the document leaves open
 	// drains reports whether a backend has weight 0 in a service, from the configuration; known is
 	// false while a change has failed half-way.
 	drains func(record reconcile.ServiceRecord, b model.BackendAddress) (drains, known bool)
 }
 
-// packet has the properties of one that the rules need.
+// packet has the properties of a packet that the rules need.
 type packet struct {
 	frontend model.Frontend
 	client   netip.AddrPort
@@ -65,9 +65,9 @@ type packet struct {
 
 // expectation is the outcome that a packet must have.
 type expectation struct {
-	to reconcile.BackendRef // nobody: it is dropped
-	// remember is the entry that must be made, nil where none. Where it cannot be, because there is
-	// no room or budget, the packet goes to otherwise.
+	to reconcile.BackendRef // nobody: the packet is dropped
+	// remember is the entry that must be made; nil: none. If it cannot be made, because there is no
+	// room or budget, the packet goes to otherwise.
 	remember  *entry
 	key       flowKey
 	otherwise reconcile.BackendRef
@@ -100,8 +100,8 @@ func clientKey(p packet, service uint32) (key flowKey) {
 	return key
 }
 
-// The flow hash is a promise: a fleet that is upgraded one by one has to go on agreeing. So it
-// stands here once more: multiply-add with odd constants, then MurmurHash3's finalizer.
+// The flow hash is a promise: a fleet whose machines are upgraded one by one has to go on agreeing.
+// So it stands here once more: multiply-add with odd constants, then MurmurHash3's finalizer.
 var mix = [...]uint64{0x6a09e667f3bcc909, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1, 0x510e527fade682d1}
 
 func hashOf(p packet, record reconcile.ServiceRecord) uint32 {
@@ -135,7 +135,7 @@ func referenceOf(record reconcile.ServiceRecord) uint32 {
 	return uint32(record.Generation)<<24 | record.Index
 }
 
-// serviceOf is the service that answers at a frontend.
+// serviceOf returns the service of a frontend.
 func (r *rules) serviceOf(f model.Frontend) (reconcile.ServiceRecord, bool) {
 	index, ok := r.fronts[f]
 	if !ok || !r.ours[f.Address] {
@@ -145,7 +145,7 @@ func (r *rules) serviceOf(f model.Frontend) (reconcile.ServiceRecord, bool) {
 	return record, ok && record.Size > 0
 }
 
-// previous is where flows without an entry are, in a slot in transition.
+// previous is the backend of flows without an entry, in a slot in transition.
 func (r *rules) previous(record reconcile.ServiceRecord, slot reconcile.Slot, hash uint32) (ref reconcile.BackendRef, drains bool) {
 	ref = slot.Previous
 	if slot.PreviousBefore && record.BeforeSize > 0 {
@@ -167,7 +167,7 @@ func (r *rules) previous(record reconcile.ServiceRecord, slot reconcile.Slot, ha
 	return ref, drains
 }
 
-// expect says what must become of a packet, and moves the entries on.
+// expect returns the outcome that a packet must have, and updates the entries.
 func (r *rules) expect(p packet) expectation {
 	record, ok := r.serviceOf(p.frontend)
 	if !ok {
@@ -221,13 +221,14 @@ func (r *rules) expect(p packet) expectation {
 	return out
 }
 
-// follow finds the entry of a key and notes the packet; what is over or gone is deleted.
+// follow finds the entry of a key and notes the packet; an entry that is over or whose backend is
+// gone is deleted.
 func (r *rules) follow(p packet, key flowKey, record reconcile.ServiceRecord) *entry {
 	e := r.entries[key]
 	if e == nil {
 		return nil
 	}
-	// A SYN opens another connection on a closed one's tuple, or where the entry is of another slot.
+	// A SYN opens another connection on a closed one's tuple, or if the entry is of another slot.
 	another := p.kind == syn && !e.client && (e.kind == fin || e.kind == rst || e.hash != hashOf(p, record))
 	if !r.alive(e.backend) || e.service != referenceOf(record) || r.over(e, record) || another {
 		delete(r.entries, key)
@@ -262,9 +263,9 @@ func (r *rules) over(e *entry, record reconcile.ServiceRecord) bool {
 	return r.now-e.seen > timeout
 }
 
-// isException reports whether a flow's entry says otherwise than its client's, and so has to
-// stay. A client's entry that the same scan deletes may or may not be there any more: one that is
-// over, or that its slot agrees with, which is another than the flow's where affinity is new.
+// isException reports whether a flow's entry differs from its client's, and so has to stay. A
+// client's entry that the same scan deletes may or may not be there any more: one that is over, or
+// that its slot agrees with; this slot is not the flow's if affinity is new.
 func (r *rules) isException(key flowKey, e *entry, record reconcile.ServiceRecord) bool {
 	if record.AffinityTimeout == 0 || e.client || !r.alive(e.backend) {
 		return false
@@ -295,7 +296,7 @@ func (r *rules) endStrays(members []reconcile.Member) {
 // scan are the entries that a scan must find, and the ones that it must delete.
 func (r *rules) scan(found map[uint32]bool) error {
 	marked := map[uint32]bool{}
-	for _, clients := range []bool{false, true} { // while clients' entries are still there
+	for _, clients := range []bool{false, true} { // while clients' entries still exist
 		r.scanEntries(clients, marked)
 	}
 	for at := range marked {

@@ -28,16 +28,16 @@ import (
 )
 
 // quantum is the unit of simulated time. All limits below lie about half a quantum from a
-// whole number of them, so that the seconds a test really takes, and the program's ticks of
-// about a second, decide nothing. Four minutes, after which a half-closed connection may be
-// forgotten, is not ours to choose: 3.4 quanta.
+// whole number of them, so that the seconds of a test, and the program's ticks of about a
+// second, decide nothing. Four minutes, after which a half-closed connection may be forgotten,
+// is not ours to choose: 3.4 quanta.
 const quantum = 70 * time.Second
 
 func quanta(n float64) time.Duration { return time.Duration(n * float64(quantum)) }
 
 var (
 	timeouts = model.Timeouts{TCPEstablished: quanta(20.5), TCPHandshake: quanta(1.5), TCPClosing: quanta(0.5), UDP: quanta(5.5)}
-	// halfClosed is RFC 5382's, REQ-5.
+	// halfClosed is the time of RFC 5382, REQ-5.
 	halfClosed = 4 * time.Minute
 	settle     = quanta(7.5)
 	// Clients may idle for less and for more than the settle time.
@@ -65,12 +65,12 @@ type world struct {
 	settings   *ebpf.Map
 	rate       uint32 // jiffies a second
 	aged       time.Duration
-	ticked     uint64 // of aged, what the entries have been aged by, in ticks
-	tight      bool   // not everything can be remembered that should be
+	ticked     uint64 // ticks of aged by which the entries have been aged
+	tight      bool   // there is not enough room to remember every flow that should be
 }
 
-// newWorld makes namespace, interface and data plane, and takes them away after the test. It
-// moves the test's goroutine into the namespace, for good: the thread ends with it.
+// newWorld makes namespace, interface and data plane, and removes them after the test. It
+// moves the test's goroutine into the namespace for good: the thread ends with it.
 func newWorld(t testing.TB, remembered uint32) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -107,14 +107,14 @@ func (w *world) open() {
 	w.setBudget(1 << 30)
 }
 
-// Where struct settings of bpf/lb/types.h has the first timeout and the budget, in bytes.
+// Offsets in bytes of the first timeout and the budget in struct settings of bpf/lb/types.h.
 const (
 	settingsEstablished = 8
 	settingsBudget      = 44
 )
 
-// setBudget says how many flows a CPU may remember anew in a tick, and learns the rate of
-// jiffies from a timeout whose length it knows.
+// setBudget sets the number of flows that a CPU may remember anew in a tick, and learns the
+// rate of jiffies from a timeout whose length it knows.
 func (w *world) setBudget(budget uint32) {
 	value, err := w.settings.LookupBytes(uint32(0))
 	must(w, err)
@@ -130,7 +130,7 @@ func (w *world) setBudget(budget uint32) {
 // flowKey is struct flow_key of bpf/core/types.h.
 type flowKey [40]byte
 
-// remembered value: struct remembered of bpf/lb/types.h.
+// rememberedValue is struct remembered of bpf/lb/types.h.
 type rememberedValue [24]byte
 
 const (
@@ -138,7 +138,7 @@ const (
 	seenShift = 28 // of seen in it, 16 bits
 )
 
-// entries are the keys of what the program remembers.
+// entries are the entries of the program's table.
 func (w *world) entries() map[flowKey]rememberedValue {
 	found := map[flowKey]rememberedValue{}
 	var key flowKey
@@ -160,7 +160,7 @@ func (w *world) isRemembered(key flowKey) bool {
 	return err == nil
 }
 
-// age makes everything remembered older. No program may run meanwhile.
+// age makes all entries older. No program may run meanwhile.
 func (w *world) age(by time.Duration) {
 	w.aged += by
 	perTick := uint64(1)
@@ -191,13 +191,13 @@ func (w *world) forgetKey(key flowKey) {
 	}
 }
 
-// allowed is where the process may run: asked once, because threads get bound.
+// allowed are the CPUs of the process: read once, because threads get bound.
 var allowed = func() (set unix.CPUSet) {
 	_ = unix.SchedGetaffinity(0, &set)
 	return set
 }()
 
-// pin moves the calling thread to a CPU, modulo those there are.
+// pin moves the calling thread to a CPU, modulo the number of CPUs.
 func pin(cpu int) error {
 	var set unix.CPUSet
 	skip := cpu % max(1, allowed.Count())
@@ -220,8 +220,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// backendMAC is a backend's hardware address, which tells where a packet went whatever the
-// way of forwarding is.
+// backendMAC is a backend's hardware address, which tells the backend of a packet with every
+// forwarding.
 func backendMAC(address netip.Addr) net.HardwareAddr {
 	b := address.As16()
 	family := byte(4)

@@ -19,10 +19,10 @@ const childArgument = "run-for-go-test"
 
 func isChild() bool { return len(os.Args) > 3 && os.Args[1] == childArgument }
 
-// The files about a run of a test binary. They are below the session's folder, at the path of the package's folder, which go test
-// makes the present one.
+// The files about a run of a test binary. They are below the session's folder, at the path of the package's folder,
+// which is go test's working directory for the binary.
 const (
-	seenFile = "seen" // the files, folders and variables at which it looked
+	seenFile = "seen" // the files, folders and variables that it read
 	usedFile = "used" // its CPU time
 )
 
@@ -52,8 +52,8 @@ func child(dir string, command []string) int {
 	return 0
 }
 
-// runChild returns the CPU time of the binary and all its children. Package os of the binary logs at what it looks, as it does
-// for go test's own cache.
+// runChild returns the CPU time of the binary and all its children. Package os of the binary logs the files and
+// variables that it reads, as it does for go test's own cache.
 func runChild(dir string, command []string) (used time.Duration, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return 0, err
@@ -78,7 +78,7 @@ func runChild(dir string, command []string) (used time.Duration, err error) {
 	return c.ProcessState.UserTime() + c.ProcessState.SystemTime(), err
 }
 
-// tellUsed says which packages took most of the CPU time, and how much is left for compiling and linking.
+// tellUsed prints the packages that took most of the CPU time, and the rest for compiling and linking.
 func (s *session) tellUsed(dir string, packages []*testee, whole time.Duration) {
 	type one struct {
 		name string

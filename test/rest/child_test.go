@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// Rest tells the CPU time of a package that passes.
+// TestUsedIsTold: rest prints the CPU time of a package that passes.
 func TestUsedIsTold(t *testing.T) {
 	root := clone(t, map[string]string{"go.mod": module["go.mod"], "a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestA(t *testing.T) {}\n"})
 	out, err := tests(t, root)
 	has(t, out, err, "s of CPU time  a\n", "compiling, linking")
 }
 
-// Signals of go test reach the binary, whose exit code is rest's.
+// TestChildIsTold: signals of go test reach the binary, whose exit code is rest's.
 func TestChildIsTold(t *testing.T) {
 	dir := t.TempDir()
 	binary := filepath.Join(dir, "binary")
@@ -39,7 +39,7 @@ func TestChildIsTold(t *testing.T) {
 		var out bytes.Buffer
 		run := exec.Command(self, childArgument, dir, c.command)
 		run.Stdout, run.Stderr = &out, &out
-		in, err := run.StdinPipe() // which stays open: the binary waits
+		in, err := run.StdinPipe() // it stays open: the binary waits
 		if err != nil {
 			t.Fatal(err)
 		}

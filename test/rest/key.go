@@ -25,8 +25,8 @@ import (
 type testee struct {
 	Path, Dir string
 	Tests     bool
-	// files are the repository's files that its test binary is made of, absolute; others has everything else
-	// that decides about the binary: modules with their versions, settings.
+	// files are the repository's files that its test binary is made of, absolute; others has all other inputs
+	// of the binary: modules with their versions, settings.
 	files, others []string
 	key           string // empty: its result is not recorded
 }

@@ -1,14 +1,14 @@
-// Program rest runs `go test` for the packages whose result can differ from their last result. A package
-// whose tests passed rests, and its output is printed again, until something changes that its tests can see.
-// key.go and seen.go say what tests can see; lists.go has the packages that never rest.
+// Program rest runs `go test` for the packages whose result can differ from their last result. A package whose tests
+// passed rests, and its output is printed again, until something changes that its tests can see. key.go and seen.go
+// list the things that tests can see; lists.go has the packages that never rest.
 //
 //	go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]
 //
 // Run it in the repository's root. The record (record.go) belongs to the user and the machine, and not to
 // a clone: packages also rest in a fresh clone, and a new machine runs everything.
-// With -all, and with SHUNT_RESTLESS set, no package rests; packages that pass are recorded all the same.
-// With -n it runs nothing, and prints for each package whether it would rest, or why not.
-// It ends with the CPU time of packages (child.go).
+// With -all, and with SHUNT_RESTLESS set, no package rests; packages that pass are still recorded. With -n it runs
+// nothing, and prints for each package whether it would rest, or why not. It ends with the CPU time of packages
+// (child.go).
 //
 // The cache of `go test` is not enough: it compares the times of the files that a test opened, which are
 // new in a fresh clone, and it does not look at the kernel, the user, or programs that tests start.
@@ -54,7 +54,7 @@ func main() {
 	var failed *exec.ExitError
 	switch {
 	case errors.As(err, &failed) && failed.ExitCode() > 0:
-		os.Exit(failed.ExitCode()) // go test has said why
+		os.Exit(failed.ExitCode()) // go test has printed the reason
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "rest:", err)
 		os.Exit(1)
@@ -77,7 +77,7 @@ type session struct {
 	flags        []string
 	out          io.Writer
 	records      string // the folder; empty: there is none
-	host         string // what host() says
+	host         string // the result of host()
 	began        time.Time
 }
 
@@ -107,7 +107,7 @@ func (s *session) run(patterns []string) error {
 }
 
 // other returns a flag of go test with which no package may rest: a flag that repeats tests, makes them write files, or
-// is not known here. Empty: there is none.
+// is unknown here. Empty: there is none.
 func other(flags []string) string {
 	known := []string{"v", "run", "skip", "short", "timeout", "vet", "p", "parallel", "cpu", "tags", "failfast"}
 	for _, flag := range flags {

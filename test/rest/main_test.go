@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// module is a repository in which package a has tests that pass, and sees something in each way that there
-// is: what it imports, what is embedded, a file and a folder that it opens, a variable.
+// module is a repository in which package a has tests that pass, and sees something in each possible way: the
+// packages that it imports, an embedded file, a file and a folder that it opens, a variable.
 var module = map[string]string{
 	"go.mod":       "module example\n\ngo 1.26\n",
 	"b/b.go":       "package b\n\nimport _ \"embed\"\n\n//go:embed b.txt\nvar B string\n",
@@ -98,7 +98,7 @@ func again(t *testing.T, files ...map[string]string) string {
 	return root
 }
 
-// tests is a run of rest in a repository, and what it prints.
+// tests runs rest in a repository, and returns its output.
 func tests(t *testing.T, root string, flags ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -118,7 +118,7 @@ func has(t *testing.T, out string, err error, want ...string) {
 	}
 }
 
-// rests is whether package a would rest on a machine, after a change of the session.
+// rests reports whether package a would rest on a machine, after a change of the session.
 func rests(t *testing.T, root, here string, change func(s *session)) bool {
 	t.Helper()
 	s := session{root: root, module: root, flags: []string{"-v"}, out: new(bytes.Buffer), began: time.Now(), host: here}
@@ -140,8 +140,8 @@ func rests(t *testing.T, root, here string, change func(s *session)) bool {
 	return rested == 1
 }
 
-// A package that passed rests, also in another clone, and says the same; each change of something that it
-// can see has it run, until that is as it was.
+// TestAPackageRestsUntilSomethingItSeesChanges: a package that passed rests, also in another clone, and prints
+// the same; after each change of something that it can see it runs, until the change is undone.
 func TestAPackageRestsUntilSomethingItSeesChanges(t *testing.T) {
 	root := clone(t, module)
 	out, err := tests(t, root, "-v")
@@ -220,8 +220,8 @@ func kernelRelease(t *testing.T) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Nothing is recorded of a package that failed, that changed while it ran, whose tests start a program that reads
-// files unseen, or of which it is not known what it saw.
+// TestNotRecorded: a package is not recorded if it failed, if it changed while it ran, if its tests start a
+// program that reads files unseen, or if the log of its tests is missing.
 func TestNotRecorded(t *testing.T) {
 	quick := func(imports, text string) map[string]string {
 		return map[string]string{"go.mod": module["go.mod"], "a/a_test.go": "package a\n\nimport (\n\t\"testing\"\n" + imports + ")\n\nfunc TestA(t *testing.T) {\n" + text + "\n}\n"}
@@ -277,7 +277,7 @@ func TestNever(t *testing.T) {
 	}
 }
 
-// The log lacks the files that a program reads which a test starts; the map starts lists them.
+// TestStarts: the log lacks the files that a program reads which a test starts; the map starts lists them.
 func TestStarts(t *testing.T) {
 	for folder, names := range starts {
 		if _, err := unchanged.Digest("../..", append(names, folder)...); err != nil {

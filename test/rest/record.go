@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// life is how long a record counts. Tests can see more of a machine than a key has, for example the date.
+// life is the time for which a record counts. Tests can see more of a machine than a key has, for example the
+// date.
 const life = 7 * 24 * time.Hour
 
 // record belongs to a package that passed. It is a file whose name is the key.
@@ -107,7 +108,7 @@ func (s *session) record(p *testee, output, log string) error {
 // last matches the line with which go test ends a package.
 var last = regexp.MustCompile(`^(ok  |FAIL|\?   )\t(\S+)`)
 
-// passes reads go test's output and calls found for each package that passed, with what it printed.
+// passes reads go test's output and calls found for each package that passed, with its output.
 func passes(out io.Reader, found func(path, output string)) error {
 	var output strings.Builder
 	for lines := bufio.NewReader(out); ; {

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/test/unchanged"
 )
 
-// seen is a file, tree or variable that tests looked at while they ran, with a digest of its contents.
+// seen is a file, tree or variable that tests read while they ran, with a digest of its contents.
 type seen struct {
 	Kind   kind
 	Name   string // of a file: relative to the repository's root
@@ -35,7 +35,7 @@ func (s *session) look(log, pwd string) ([]seen, error) {
 		return nil, fmt.Errorf("read the log of its tests: %w", err)
 	}
 	folders, known := starts[s.short(pwd)]
-	files, variables := map[string]bool{}, map[string]bool{"GODEBUG": true} // which the runtime reads without a line in the log
+	files, variables := map[string]bool{}, map[string]bool{"GODEBUG": true} // the runtime reads it without a line in the log
 	for line := range strings.Lines(string(text)) {
 		operation, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		if operation == "getenv" {

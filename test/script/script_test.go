@@ -1,16 +1,17 @@
-// Package script tests a configuration's way into the maps as stories: YAML goes in, and
-// an exact dump of the maps comes out. Each file in testdata is one story; after a change
-// that is meant, `go test ./test/script -update` writes the new dumps into them.
+// Package script tests a configuration's way into the maps as stories: YAML goes in, and an
+// exact dump of the maps comes out. Each file in testdata is one story; after an intended
+// change, `go test ./test/script -update` writes the new dumps into them.
 //
 // Commands, besides those of testscript:
 //
 //	apply FILE           load the file, apply it, print the difference
-//	plan FILE            load the file, print what apply would change
+//	plan FILE            load the file, print the changes that apply would make
 //	dump [FILE]          print the maps; with FILE wait until they are like it, and print
-//	                     them either way, for cmp to show what differs
+//	                     them either way, so that cmp shows the differences
 //	restart              forget everything but the maps, as a killed daemon does
 //	host-own ADDRESS...  these addresses are the host's own from now on
 //	fault KIND N PREFIX  the N-th operation from now that begins with PREFIX fails: before
+//	                     it is carried out, after it, or half-way; "fault none" ends that
 //	                     it is carried out, after it, or half-way; "fault none" ends that
 package script
 
@@ -36,7 +37,7 @@ import (
 
 var update = flag.Bool("update", false, "write the dumps that differ into the scripts")
 
-// dumpTimeout is how long dump waits for the maps to be as wanted.
+// dumpTimeout bounds dump's wait for the wanted contents of the maps.
 const dumpTimeout = 5 * time.Second
 
 // openMaps makes the maps a story plays on, of the sizes in its first configuration.
@@ -177,7 +178,7 @@ func (s *story) dump(ts *testscript.TestScript, arguments []string) error {
 			return nil
 		}
 		if _, ok := s.maps.(*fake.Maps); ok {
-			deadline = time.Now() // nobody else changes those
+			deadline = time.Now() // no other process changes these maps
 		}
 		<-look.C
 	}

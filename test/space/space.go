@@ -1,5 +1,5 @@
-// Package space is where tests of the loaded program take place: a network namespace of their own,
-// interfaces in it, and a data plane on these. All is taken away after the test.
+// Package space makes the place for tests of the loaded program: a network namespace of their own,
+// interfaces in it, and a data plane on these. All is removed after the test.
 package space
 
 import (
@@ -32,8 +32,8 @@ func Enter(t testing.TB, name string) netns.NsHandle {
 	return handle
 }
 
-// Stay binds a thread that the caller has locked to the CPU it is on: what is counted or limited
-// per CPU is all in one place then.
+// Stay binds a thread that the caller has locked to its present CPU, so that counters and limits per
+// CPU are all on one.
 func Stay(t testing.TB) {
 	t.Helper()
 	var set unix.CPUSet

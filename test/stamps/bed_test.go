@@ -1,5 +1,5 @@
-// Package stamps has probes of `shunt diag ping` pass a balancer that stamps them: two products together, as
-// their users run them. test/net has the balancer alone.
+// Package stamps sends probes of `shunt diag ping` through a balancer that stamps them: two products together, as their
+// users run them. test/net has the balancer alone.
 //
 // shunt is this test binary again, as in test/net.
 package stamps
@@ -33,7 +33,7 @@ import (
 const (
 	// childVariable makes this binary the command line of shunt, and runVariable `shunt run` with the file at the path.
 	childVariable, runVariable = "SHUNT_STAMPS_CHILD", "SHUNT_STAMPS_RUN"
-	// nextVariable makes it the next version, with another ABI.
+	// nextVariable makes this binary the next version, with another ABI.
 	nextVariable = "SHUNT_STAMPS_NEXT"
 )
 
@@ -118,8 +118,8 @@ func (b *bed) serve(h *lab.Host, text string, args ...string) {
 	})
 }
 
-// eventually waits for a condition that something else brings about. It rests as long as the last look took, within
-// limits: a look that starts a process takes CPU from that which it waits for.
+// eventually waits for a condition that another process brings about. It pauses as long as the last check took, within
+// limits: a check that starts a process takes CPU time from the awaited process.
 func eventually(t *testing.T, what string, ready func() error) {
 	t.Helper()
 	for end := time.Now().Add(nodetest.Patience); ; {

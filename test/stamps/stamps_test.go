@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 )
 
-// Ports of UDP at the VIPs: of servers that answer probes, and of a service whose only server takes no flows.
+// Ports of UDP at the VIPs: the port of servers that answer probes, and of a service whose only server takes no flows.
 const (
 	probedPort = 7007
 	nobodyPort = 7008
@@ -43,7 +43,7 @@ type probed struct {
 	}
 }
 
-// Probes of UDP go through a balancer to a server and back, and each host tells of its part:
+// TestProbesShowTheBalancer sends probes of UDP through a balancer to a server and back. Each host reports its part:
 //
 //	client ── lb: sh_xdp_stamps or sh_tc_stamps, `diag ping -s` ── b1: `diag ping -s --port 7007`
 func TestProbesShowTheBalancer(t *testing.T) {
@@ -61,12 +61,12 @@ func TestProbesShowTheBalancer(t *testing.T) {
 				hook = "tc"
 			}
 			for _, vip := range vips {
-				// The first ones do not wait for the balancer's stamps, and on a busy machine many are the first.
+				// The first probes do not wait for the balancer's stamps, and on a busy machine many are the first.
 				eventually(t, fmt.Sprintf("%v: half of the probes have the stages %v", vip, c.stages), func() error {
 					return b.showsStages(t, vip, hook, c.stages)
 				})
 			}
-			// Probes that the balancer drops have its reason, and so have probes that it answers itself.
+			// A probe that the balancer drops has its reason, and so has a probe that the balancer answers itself.
 			for _, p := range b.probe(t, lab.VIP4, nobodyPort, 3) {
 				if !p.Lost || p.Last != "balancer verdict" || p.Drop == nil || p.Drop.Host != "balancer" || p.Drop.Verdict != "drop" || p.Drop.Reason != "no_backend" {
 					t.Errorf("to a service without a server: %+v, %+v", p, p.Drop)
@@ -88,11 +88,11 @@ func TestProbesShowTheBalancer(t *testing.T) {
 				return nil
 			})
 			b.switchesStamps(t, c.forwarding, c.attach)
-			// The ring is another one since then, and the process that reads it the same.
+			// Since then the ring is another one, and the process that reads it the same.
 			eventually(t, "half of the probes have their stages after a reload", func() error {
 				return b.showsStages(t, lab.VIP4, hook, c.stages)
 			})
-			if c.attach == "tc" { // where an upgrade is refused
+			if c.attach == "tc" { // an upgrade is refused there
 				return
 			}
 			nodetest.Kill(b.Process)
@@ -104,7 +104,8 @@ func TestProbesShowTheBalancer(t *testing.T) {
 	}
 }
 
-// showsStages sends probes, of each of which all must add up. An error says that fewer than half have these stages first, in order.
+// showsStages sends probes. The stages of each must add up. An error says that fewer than half have these stages first,
+// in order.
 func (b *bed) showsStages(t *testing.T, vip netip.Addr, hook string, stages []string) error {
 	t.Helper()
 	probes := b.probe(t, vip, probedPort, 30)
@@ -129,7 +130,7 @@ func (b *bed) showsStages(t *testing.T, vip netip.Addr, hook string, stages []st
 		if p.Balancer == nil {
 			continue
 		}
-		// All hosts are on one kernel, so the true offset is 0.
+		// All hosts have one kernel, so the true offset is 0.
 		if k := p.Balancer.Clock; k == nil || max(k.OffsetNs, -k.OffsetNs) > k.ErrorNs {
 			t.Errorf("%v: the clocks are one, but %+v", vip, k)
 		}
@@ -139,7 +140,7 @@ func (b *bed) showsStages(t *testing.T, vip netip.Addr, hook string, stages []st
 		if !strings.HasPrefix(p.Balancer.Verdict, "send_") || p.Balancer.Reason != "" && p.Balancer.Reason != "checksum_completed" {
 			t.Errorf("%v: the balancer says %+v", vip, p.Balancer)
 		}
-		// A process that is awake is not woken, and then two stages are one: "server.wakeup+server.user".
+		// A running process is not woken, and then two stages are one: "server.wakeup+server.user".
 		if strings.HasPrefix(strings.ReplaceAll(strings.Join(names, " "), "+", " "), strings.Join(stages, " ")) {
 			complete++
 		}
@@ -154,7 +155,7 @@ func (b *bed) showsStages(t *testing.T, vip netip.Addr, hook string, stages []st
 func newProbedBed(t *testing.T, forwarding, attach string) *bed {
 	t.Helper()
 	b := newBed(t)
-	if forwarding != "nat" { // the server has the VIPs, and does not announce them
+	if forwarding != "nat" { // the server has the VIPs, but does not announce them
 		server := b.Backends[0]
 		b.Must(errors.Join(server.SetSysctl("net.ipv4.conf.all.arp_ignore", "1"), server.SetSysctl("net.ipv4.conf.all.arp_announce", "2")))
 		for _, vip := range vips {
@@ -191,7 +192,7 @@ func (b *bed) probe(t *testing.T, to netip.Addr, port, count int) []probed {
 	return b.beginProbes(to, port, count)(t)
 }
 
-// beginProbes is probe; what it returns waits for the end.
+// beginProbes starts the probes; wait returns the result of probe.
 func (b *bed) beginProbes(to netip.Addr, port, count int) (wait func(*testing.T) []probed) {
 	args := []string{"diag", "ping", "-c", to.String(), "-C", fmt.Sprint(count), "-i", "5000", "-o", "json"}
 	if port != 0 {
@@ -229,7 +230,7 @@ func (b *bed) beginProbes(to netip.Addr, port, count int) (wait func(*testing.T)
 	}
 }
 
-// switchesStamps takes the key out of the file and puts it in again, under probes that are not lost by it.
+// switchesStamps removes the key from the file and puts it back, and no probe is lost meanwhile.
 func (b *bed) switchesStamps(t *testing.T, forwarding, attach string) {
 	t.Helper()
 	for _, stamps := range []bool{false, true} {

@@ -14,8 +14,8 @@ const (
 	pass = 2
 )
 
-// The element of sh_chain that a program before calls to hand a packet to shunt. Programs of
-// others are built with this number, so it stands here once more.
+// The element of sh_chain that a foreign program calls to hand a packet to shunt. Foreign
+// programs are built with this number, so it stands here once more.
 const chainNext = 1
 
 // Discard is the UDP port whose packets Filter drops (RFC 863).
@@ -35,20 +35,21 @@ func load(t testing.TB, spec ebpf.ProgramSpec) *ebpf.Program {
 	return p
 }
 
-// Pass lets everything through. It takes frames in one buffer only, as programs did before
-// Linux 5.18.
+// Pass passes every packet. It takes frames in one buffer only, as programs did before Linux
+// 5.18.
 func Pass(t testing.TB, name string) *ebpf.Program {
 	return load(t, ebpf.ProgramSpec{Name: name, AttachType: ebpf.AttachXDP,
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()}})
 }
 
-// Drop drops everything.
+// Drop drops every packet.
 func Drop(t testing.TB, name string) *ebpf.Program {
 	return load(t, ebpf.ProgramSpec{Name: name, AttachType: ebpf.AttachXDP, Flags: hasFrags,
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()}})
 }
 
-// Filter drops UDP over IPv4 to the port Discard, and hands all else to shunt by its chain.
+// Filter drops UDP over IPv4 to the port Discard, and hands all other packets to shunt by its
+// chain.
 func Filter(t testing.TB, name string, chain *ebpf.Map) *ebpf.Program {
 	const port = Discard << 8 // as a little-endian machine reads it
 	return load(t, ebpf.ProgramSpec{Name: name, AttachType: ebpf.AttachXDP, Flags: hasFrags, Instructions: asm.Instructions{
@@ -75,7 +76,7 @@ func Filter(t testing.TB, name string, chain *ebpf.Map) *ebpf.Program {
 	}})
 }
 
-// Count lets everything through and counts it. packets reads the count.
+// Count passes every packet and counts it. packets reads the count.
 func Count(t testing.TB, name string) (p *ebpf.Program, packets func() uint64) {
 	t.Helper()
 	counter, err := ebpf.NewMap(&ebpf.MapSpec{Name: "counter", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs in the machine's root before systemd does: a machine whose guard was enabled before it was restarted, and three units that write to
-# what it protects. Each leaves the word "written" or "refused" in /run/attempt.NAME.
+# Runs in the machine's root before systemd does: a machine whose guard was enabled before a restart, and three units that write to
+# a protected file. Each leaves the word "written" or "refused" in /run/attempt.NAME.
 set -eu
 set -- /packages/*_amd64.deb
 dpkg -i "$1"
@@ -33,7 +33,7 @@ unit() {
 	} >"/etc/systemd/system/$name.service"
 	systemctl enable "$name"
 }
-# The control, which shows that an attempt can succeed: it asks to be before the guard.
+# The control, which shows that an attempt can succeed: it is ordered before the guard.
 unit before DefaultDependencies=no Before=shunt-guard.service
 # As early as a unit can be that is after sysinit.target.
 unit early DefaultDependencies=no After=sysinit.target Before=basic.target

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// properties are those of a unit.
+// properties are the properties of a unit.
 type properties map[string]string
 
-// services are all that systemd knows of.
+// services are all services that systemd knows.
 func services(t *testing.T) (all []properties) {
 	t.Helper()
 	out := sh(t, 0, "systemctl", "show", "--type=service", "--all", "-p", "Id,FragmentPath,ExecMainStartTimestampMonotonic", "*")
@@ -39,8 +39,9 @@ func microseconds(t *testing.T, text string) uint64 {
 	return n
 }
 
-// A machine boots whose guard is enabled: what it protects is protected before the first service that is not of systemd itself, but one that
-// asks to be before the guard. Then it reads its policy again. This is the first test: the machine has just been booted (boot.sh).
+// TestBootUnderGuard boots a machine with the guard enabled: its folders are protected before the first service that is
+// not of systemd itself, except a service that asks to start before the guard. Then the guard reads its policy again.
+// This is the first test: the machine has just been booted (boot.sh).
 func TestBootUnderGuard(t *testing.T) {
 	needMachine(t)
 	t.Cleanup(func() { _ = exec.Command("dpkg", "-P", "shunt").Run() })
@@ -84,7 +85,7 @@ func TestBootUnderGuard(t *testing.T) {
 	readAgain(t)
 }
 
-// readAgain has the guard that the boot has started read a policy of two folders.
+// readAgain makes the guard of the boot read a policy of two folders.
 func readAgain(t *testing.T) {
 	t.Helper()
 	if err := write("/srv/more/f"); err != nil {

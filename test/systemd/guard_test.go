@@ -20,7 +20,7 @@ const (
 	guardLog    = "/var/log/shunt-guard.json"
 )
 
-// writerPause leaves the CPUs, which are emulated, to the guard.
+// writerPause leaves the emulated CPUs to the guard.
 const writerPause = time.Millisecond
 
 // writer tries to write to a protected file all the time.
@@ -62,7 +62,7 @@ func beginWriting(path string) *writer {
 	return w
 }
 
-// stop fails if a write was let through.
+// stop fails if a write was allowed.
 func (w *writer) stop(t *testing.T, when string) {
 	t.Helper()
 	close(w.end)
@@ -77,12 +77,12 @@ func guardProperty(t *testing.T, name string) string {
 	return sh(t, 0, "systemctl", "show", "shunt-guard", "--value", "-p", name)
 }
 
-// The guard in the life of a package: installed, started, read again, stopped, upgraded, removed, purged. From its start to its removal no
-// write is let through.
+// TestGuardOfThePackage follows the guard through the life of a package: installed, started, read again, stopped,
+// upgraded, removed, purged. From its start to its removal no write is allowed.
 func TestGuardOfThePackage(t *testing.T) {
 	needMachine(t)
 	old, next := packages(t)
-	t.Cleanup(func() { _ = exec.Command("dpkg", "-P", "shunt").Run() }) // when it fails, for the next test
+	t.Cleanup(func() { _ = exec.Command("dpkg", "-P", "shunt").Run() }) // after a failure, for the next test
 	data := "/srv/data/f"
 	if err := errors.Join(os.MkdirAll(filepath.Dir(data), 0o755), os.WriteFile(data, []byte("kept"), 0o644)); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,8 @@ func TestGuardOfThePackage(t *testing.T) {
 	}
 }
 
-// A guard that was started by hand keeps the package, and is named; killed, it does not.
+// TestRemovalUnderAGuard: dpkg does not remove the package while a guard runs that was started by hand, and names it;
+// once it is killed, dpkg does.
 func TestRemovalUnderAGuard(t *testing.T) {
 	needMachine(t)
 	_, next := packages(t)

@@ -1,12 +1,12 @@
-// Package systemd has tests of the package and the unit as users get them: dpkg installs the
-// .deb, systemd runs the unit, and traffic passes while both do what they do.
+// Package systemd has tests of the package and the unit as users get them: dpkg installs the .deb, systemd runs the
+// unit, and traffic passes all the time.
 //
 //	client ── up0 ─┬─ this machine: systemd, shunt ─┬─ down0 ── backend
 //
-// Before it boots, boot.sh has the package installed and the guard enabled, as after a restart.
+// Before the boot, boot.sh installs the package and enables the guard, as after a restart.
 //
-// They change the machine that they run on, so they run in the virtual machine of
-// test/kernel only, where systemd is the first process (`make test-systemd`).
+// The tests change the machine that they run on, so they run in the virtual machine of test/kernel only, where systemd
+// is the first process (`make test-systemd`).
 package systemd
 
 import (
@@ -34,7 +34,7 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// patience is for a machine that is emulated on a busy one, where an upgrade of the guard has taken three minutes.
+// patience suits a virtual machine, emulated on a busy host, where an upgrade of the guard has taken three minutes.
 const patience = 10 * time.Minute
 
 const config = `interfaces: [{name: up0, attach: native}, {name: down0, attach: native}]
@@ -91,7 +91,7 @@ func eventually(t *testing.T, what string, ready func() error) {
 	}
 }
 
-// newNetwork is the drawing above.
+// newNetwork makes the network of the drawing above.
 func newNetwork(t *testing.T) (client *lab.Host) {
 	t.Helper()
 	l, err := lab.New("systemd")
@@ -109,7 +109,7 @@ func newNetwork(t *testing.T) (client *lab.Host) {
 		host          *lab.Host
 		here4, there4 string
 		here6, there6 string
-		more          []string // routes there
+		more          []string // more routes there
 	}{
 		{"up0", client, "198.51.100.1/24", "198.51.100.7/24", "2001:db8:c::1/64", "2001:db8:c::7/64", []string{"192.0.2.10/32", "2001:db8::10/128"}},
 		{"down0", backend, "10.0.0.1/24", "10.0.0.2/24", "2001:db8:1::1/64", "2001:db8:1::2/64", nil},
@@ -125,7 +125,7 @@ func newNetwork(t *testing.T) (client *lab.Host) {
 		for _, to := range side.more {
 			sh(t, 0, "ip", "-n", ns, "route", "add", to, "dev", "eth0")
 		}
-		if err := side.host.SetOffload("eth0", map[string]bool{"gro": true}); err != nil { // NAPI, for what is redirected
+		if err := side.host.SetOffload("eth0", map[string]bool{"gro": true}); err != nil { // NAPI, for redirected packets
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = exec.Command("ip", "link", "del", side.name).Run() })
@@ -136,7 +136,7 @@ func newNetwork(t *testing.T) (client *lab.Host) {
 	return client
 }
 
-// load is connections that stay and connections that come, without a pause.
+// load is traffic without a pause: connections that stay, and new ones.
 type load struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
@@ -209,7 +209,7 @@ func begin(t *testing.T, client *lab.Host) *load {
 	return l
 }
 
-// still fails the test if anything has failed, or if nothing is being asked.
+// still fails the test if a request has failed, or if none is made.
 func (l *load) still(t *testing.T, when string) {
 	t.Helper()
 	l.mu.Lock()
@@ -228,7 +228,8 @@ func (l *load) still(t *testing.T, when string) {
 	})
 }
 
-// packages are two versions of the same, older first. Neither is installed: the one that the machine was booted with (boot.sh) is taken away.
+// packages returns two versions of the package, older first. Neither is installed: the one of the boot (boot.sh) is
+// removed.
 func packages(t *testing.T) (old, next string) {
 	t.Helper()
 	if exists("/usr/bin/shunt") {
@@ -251,13 +252,13 @@ func needMachine(t *testing.T) {
 
 func exists(path string) bool { _, err := os.Lstat(path); return err == nil }
 
-// The life of a package: installed, configured, started, restarted, reloaded, killed by the
-// watchdog, upgraded, removed, purged. Until it is removed, no request fails.
+// TestPackageUnderSystemd follows the life of a package: installed, configured, started, restarted, reloaded, killed by
+// the watchdog, upgraded, removed, purged. Until it is removed, no request fails.
 func TestPackageUnderSystemd(t *testing.T) {
 	needMachine(t)
 	old, next := packages(t)
 	client := newNetwork(t)
-	t.Cleanup(func() { _ = exec.Command("dpkg", "-P", "shunt").Run() }) // when it fails, for the next test
+	t.Cleanup(func() { _ = exec.Command("dpkg", "-P", "shunt").Run() }) // after a failure, for the next test
 
 	sh(t, 0, "dpkg", "-i", old)
 	if state := property(t, "ActiveState"); state != "inactive" {
@@ -290,7 +291,7 @@ func TestPackageUnderSystemd(t *testing.T) {
 	removed(t)
 }
 
-// reloads: RELOADING reaches systemd, and a wrong file fails the command alone.
+// reloads: RELOADING reaches systemd, and a wrong file fails only the command.
 func reloads(t *testing.T, l *load) {
 	t.Helper()
 	sh(t, 0, "systemctl", "reload", "shunt")
@@ -347,7 +348,7 @@ func chained(t *testing.T, l *load) {
 	})
 }
 
-// watchdog: a daemon that does not go on is killed and started again.
+// watchdog: a daemon that hangs is killed and started again.
 func watchdog(t *testing.T, l *load) {
 	t.Helper()
 	folder := "/run/systemd/system/shunt.service.d"
@@ -376,7 +377,7 @@ func watchdog(t *testing.T, l *load) {
 	l.still(t, "after the watchdog's restart")
 }
 
-// stopped: packets go on, and shunt says so.
+// stopped: forwarding goes on, and shunt reports it.
 func stopped(t *testing.T, l *load) {
 	t.Helper()
 	sh(t, 0, "systemctl", "stop", "shunt")
@@ -430,8 +431,8 @@ func removed(t *testing.T) {
 	}
 }
 
-// Where systemd does not run, as in a container, the scripts leave it alone, and a daemon that
-// was started by hand keeps the package from being removed.
+// TestPackageWithoutSystemd: where systemd does not run, as in a container, the scripts leave it alone, and a daemon
+// that was started by hand keeps the package from being removed.
 func TestPackageWithoutSystemd(t *testing.T) {
 	needMachine(t)
 	old, next := packages(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/commands"
 )
 
-// TestCommandsThatAreToldExist reads each command line of ours that a message, a comment or a
-// document tells, and expects its commands and flags to be there.
+// TestCommandsThatAreToldExist reads each command line of ours in a message, a comment or a document, and
+// expects its commands and flags to exist.
 func TestCommandsThatAreToldExist(t *testing.T) {
 	check(t, func(s source) bool {
 		return (s.isGo() || s.isC() || strings.HasSuffix(s.path, ".md")) && s.path != "CHANGELOG.md" && !strings.HasPrefix(s.path, "test/tidy/")
@@ -24,7 +24,7 @@ var (
 	// Between backticks, as far as a string goes, or a line of a shell's example.
 	told    = regexp.MustCompile("`(?:sudo |\\./)*shunt ([^`\"]*)[`\"]")
 	example = regexp.MustCompile(`^\s*(?:[$#] )?(?:sudo |\./)*shunt (.*)$`)
-	// A word of a command, as far as it is told and not said by a placeholder or left open.
+	// A word of a command that is neither a placeholder nor left open.
 	commandWord = regexp.MustCompile(`^[a-z]+$`)
 	flagWord    = regexp.MustCompile(`^(--[a-z-]+|-[a-z])(?:=.*)?$`)
 	comments    = regexp.MustCompile(`\s{2,}.*$`)
@@ -52,7 +52,7 @@ func unknownCommands(s source) (found []violation) {
 	return found
 }
 
-// TestHelpTellsCommandsThatExist is the same for what --help shows.
+// TestHelpTellsCommandsThatExist does the same with the output of --help.
 func TestHelpTellsCommandsThatExist(t *testing.T) {
 	seen := 0
 	var ask func(*cobra.Command)
@@ -89,7 +89,7 @@ func commandFault(text string) string {
 	for _, word := range strings.Fields(text) {
 		word = strings.Trim(word, `[]();,.'\`)
 		if strings.ContainsAny(word, "|&>") && !strings.HasPrefix(word, "-") {
-			break // of the shell
+			break // a shell's word
 		}
 		if m := flagWord.FindStringSubmatch(word); m != nil {
 			if !hasFlag(command, m[1]) {

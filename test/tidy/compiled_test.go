@@ -11,10 +11,11 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/compiled.txt")
 
-// First contact (go run ./cmd/shunt demo) compiles each of these from empty caches: the modules, and
-// the packages of the standard library that shunt itself imports. A library that is not in the list costs
-// every newcomer seconds: `go build -a -debug-actiongraph=FILE ./cmd/shunt` says how many. Code that is worth
-// them is added with -update; other code goes into a module of its own, as kube/ has.
+// TestWhatFirstContactCompiles lists the libraries that first contact (go run ./cmd/shunt demo) compiles from
+// empty caches: the modules, and the packages of the standard library that shunt itself imports. A library
+// that is not in the list costs every newcomer seconds: `go build -a -debug-actiongraph=FILE ./cmd/shunt`
+// says how many. Code that is worth them is added with -update; other code goes into a module of its own, as
+// in kube/.
 func TestWhatFirstContactCompiles(t *testing.T) {
 	const list = "testdata/compiled.txt"
 	format := `{{if .Module}}{{if .Module.Main}}{{range .Imports}}import {{.}}

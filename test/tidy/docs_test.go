@@ -28,8 +28,8 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestConditionsAreTested expects each condition to be raised by a test: one that checks for it by
-// its name, in Go or in JSON, outside the packages that list them all.
+// TestConditionsAreTested expects a test for each condition: one that checks for it by its name, in Go or in JSON,
+// outside the packages that list them all.
 func TestConditionsAreTested(t *testing.T) {
 	constants := map[string]string{} // by code
 	for _, m := range conditionCode.FindAllStringSubmatch(read(t, "internal/condition/codes.go"), -1) {
@@ -131,7 +131,7 @@ func deadLinks(s source) (found []violation) {
 	return found
 }
 
-// TestDecisionsAreListed compares the titles of docs/design with its index, which an empty page does not fit either.
+// TestDecisionsAreListed compares the titles of docs/design with its index. An empty page does not fit either.
 func TestDecisionsAreListed(t *testing.T) {
 	index := read(t, "docs/design/README.md")
 	check(t, func(s source) bool {

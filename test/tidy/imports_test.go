@@ -13,14 +13,14 @@ import (
 
 const module = "github.com/shunt-lb/shunt/"
 
-// mayImport says which packages of shunt a package may import. The floor is shared by all products;
-// in the balancer the data goes
+// mayImport lists the packages of shunt that a package may import. The floor is shared by all products; in the
+// balancer the data goes
 //
 //	source ─► state ─► reconcile ─► datapath
 //
-// and reconcile names what it needs of the data plane as an interface (reconcile.Maps), so
-// that datapath imports reconcile and not the other way round. A package that is not here may import everything
-// but another product's packages, and the floor none of a product's.
+// and reconcile names its needs of the data plane as an interface (reconcile.Maps), so that datapath imports
+// reconcile and not the other way round. A package that is not here may import everything but another product's
+// packages, and a package of the floor none of a product's.
 var mayImport = map[string][]string{
 	// The floor.
 	"internal/cgroup":      {},
@@ -106,15 +106,18 @@ var mayImport = map[string][]string{
 	"internal/pod/watch":    {"internal/kernel", "internal/pod/rules", "internal/pod/shortcut"},
 
 	// The guard.
-	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
-	"internal/guard/baseline": {"internal/config"},
+	"internal/guard/agent":    {"internal/cgroup", "internal/event", "internal/host", "internal/guard/connect", "internal/guard/decoy", "internal/guard/detect", "internal/guard/gate", "internal/guard/judge", "internal/guard/policy", "internal/guard/protect", "internal/guard/rule", "internal/kernel", "sensor"},
+	"internal/guard/baseline": {"internal/config", "internal/record"},
 	"internal/guard/connect":  {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/kernel", "internal/process"},
 	"internal/guard/decoy":    {"internal/guard/detect", "internal/guard/fanotify", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/record"},
 	"internal/guard/rule":     {"internal/config"},
 	"internal/guard/policy":   {"internal/config", "internal/guard/rule"},
 	"internal/guard/detect":   {"internal/cgroup", "internal/event", "internal/guard/policy", "internal/guard/rule", "internal/process", "internal/value", "sensor"},
-	"internal/guard/protect":  {"internal/cgroup", "internal/event", "internal/host", "internal/guard/fanotify", "internal/guard/policy", "internal/kernel", "internal/process", "internal/record"},
-	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/policy", "internal/guard/protect", "internal/value"},
+	"internal/guard/judge":    {"internal/event", "internal/guard/policy", "internal/host", "internal/process"},
+	"internal/guard/gate":     {"internal/cgroup", "internal/guard/fanotify", "internal/guard/judge", "internal/guard/policy", "internal/record"},
+	"internal/guard/protect":  {"internal/event", "internal/guard/judge", "internal/guard/policy", "internal/kernel", "internal/process"},
+	"internal/guard/trial":    {"internal/guard/judge", "internal/guard/policy", "test/uring"},
+	"internal/guard/suggest":  {"internal/event", "internal/guard/connect", "internal/guard/judge", "internal/guard/policy", "internal/value"},
 }
 
 // products are the folders of internal/ that are a product each. None imports another's.
@@ -123,7 +126,7 @@ var products = []string{"lb", "udp", "diag", "pod", "guard"}
 // wiring are the packages that put all products together.
 var wiring = []string{"internal/commands", "internal/products"}
 
-// of is the product that a package belongs to; empty for the floor, and for wiring.
+// of is the product that a package belongs to; "" for the floor, and for wiring.
 func of(name string) string {
 	folder, _, _ := strings.Cut(strings.TrimPrefix(name, "internal/"), "/")
 	if strings.HasPrefix(name, "internal/") && slices.Contains(products, folder) {
@@ -132,10 +135,10 @@ func of(name string) string {
 	return ""
 }
 
-// owners says who alone may import a library: the packages below these paths.
+// owners are the only packages that may import a library: the ones below these paths.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf": {"sensor/", "internal/event/", "internal/kernel/", "internal/lb/datapath/", "internal/lb/decap/", "internal/lb/sock/",
-		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "bench/", "test/"},
+		"internal/udp/hook/", "internal/diag/", "internal/pod/shortcut/", "internal/pod/sockets/", "internal/guard/connect/", "internal/guard/detect/", "internal/guard/protect/", "internal/guard/trial/", "bench/", "test/"},
 	"github.com/prometheus/client_golang": {"internal/metrics/", "kube/"},
 	"github.com/miekg/dns":                {"internal/lb/resolve/", "test/"},
 	"k8s.io/client-go":                    {"kube/"},
@@ -146,9 +149,9 @@ func TestImportsPointOneWay(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasSuffix(s.path, "_test.go") }, imports)
 }
 
-// mayInclude says which folders of bpf/ the files of a folder may include, beside their own. A
-// folder is a product's, but for core, which all products use, and ctx, the frame at a hook: only
-// the file of a hook includes that one.
+// mayInclude lists the folders of bpf/ that the files of a folder may include, besides their own. A folder is a
+// product's, except core, which all products use, and ctx, the frame at a hook: only the file of a hook
+// includes that one.
 var mayInclude = map[string][]string{
 	"core":  {},
 	"ctx":   {},
@@ -188,7 +191,7 @@ func includes(s source) (found []violation) {
 	return found
 }
 
-// product is the first folder below bpf/ of a path: the product that the file is of.
+// product is the first folder of a path below bpf/: the file's product.
 func product(path string) string {
 	folder, _, _ := strings.Cut(strings.TrimPrefix(path, "bpf/"), "/")
 	return folder

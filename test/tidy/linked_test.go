@@ -7,17 +7,17 @@ import (
 	"testing"
 )
 
-// balancers are the folders of tests that are the balancer's, beside those in internal/lb.
+// balancers are the folders of the balancer's tests, besides those in internal/lb.
 var balancers = []string{"test/broken", "test/differential", "test/load", "test/net", "test/packet", "test/place", "test/script"}
 
-// beside has packages whose tests have another product run beside their own.
+// beside has packages whose tests run another product beside their own.
 var beside = map[string]string{"internal/pod/daemon": "udp"}
 
-// besideBalancer are the packages of other products whose tests have the balancer run, or the whole command line.
+// besideBalancer are the packages of other products whose tests run the balancer, or the whole command line.
 var besideBalancer = []string{"internal/diag/demo", "internal/guard/demo", "internal/pod/daemon", "internal/pod/demo", "internal/udp/daemon", "internal/udp/demo"}
 
-// The tests of a product link no other product, so that they rest while only others change (test/rest). A test of two
-// products has a package of its own, as test/stamps.
+// TestTestsLinkTheirProduct: the tests of a product link no other product, so that they rest while only others change
+// (test/rest). A test of two products has a package of its own, as test/stamps.
 func TestTestsLinkTheirProduct(t *testing.T) {
 	output, err := exec.Command("go", "list", "-C", root, "-test", "-f", `{{.ImportPath}} {{join .Deps " "}}`, "./internal/...", "./test/...").Output()
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// The same sources make the same object on every machine, which `make verify-generated` relies on.
+// TestObjectsHaveOneOrderOfTypes: the same sources make the same object on every machine, which
+// `make verify-generated` relies on.
 func TestObjectsHaveOneOrderOfTypes(t *testing.T) {
 	var found []violation
 	seen := 0
@@ -38,7 +39,7 @@ func TestObjectsHaveOneOrderOfTypes(t *testing.T) {
 }
 
 // typeOrder finds objects of which clang knew two or more structs by name only: it writes them in
-// the order of the addresses where it holds them.
+// the order of their addresses in its memory.
 func typeOrder(s source) []violation {
 	spec, err := btf.LoadSpecFromReader(strings.NewReader(s.text))
 	if err != nil {
@@ -60,7 +61,7 @@ func typeOrder(s source) []violation {
 		"have all but one of them written in full, as in bpf/ctx/sk_buff.h", strings.Join(names, ", "))}
 }
 
-// forwards makes BTF in which structs have a name only.
+// forwards makes BTF with structs that have only a name.
 func forwards(t *testing.T, names ...string) string {
 	t.Helper()
 	builder, err := btf.NewBuilder(nil, nil)

@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// Limits of what one reader can hold in the head; they are this project's choice.
+// Limits of the text that one reader can keep in mind; they are this project's choice.
 const (
 	bpfFunctionLinesMax = 70
 	goFunctionLinesMax  = 100
 	fileLinesMax        = 800
-	headerLinesMax      = 1550 // the client in C is one file for those who copy it, and clang-format gives it many lines
+	headerLinesMax      = 1550 // the client in C is one file, for copying, and clang-format gives it many lines
 )
 
 func TestFilesAreShort(t *testing.T) {
@@ -54,8 +54,8 @@ func goFunctionLength(s source) (found []violation) {
 
 func TestBPFFunctionsAreShort(t *testing.T) { check(t, source.isBPF, bpfFunctionLength) }
 
-// bpfFunctionLength relies on the format that clang-format gives: the braces of a
-// function's body, and only those, stand alone on a line at its start.
+// bpfFunctionLength relies on clang-format's output: only the braces of a function's body
+// stand alone on a line at its start.
 func bpfFunctionLength(s source) (found []violation) {
 	begin := 0
 	for i, line := range s.lines() {

@@ -34,12 +34,12 @@ func (s source) isGenerated() bool {
 // isGo reports whether a person wrote this Go file.
 func (s source) isGo() bool { return strings.HasSuffix(s.path, ".go") && !s.isGenerated() }
 
-// isBPF reports whether the file is part of what runs in the kernel.
+// isBPF reports whether the file is part of the code that runs in the kernel.
 func (s source) isBPF() bool {
 	return strings.HasPrefix(s.path, "bpf/") && (strings.HasSuffix(s.path, ".c") || strings.HasSuffix(s.path, ".h"))
 }
 
-// isC reports whether the file is C, wherever it lies.
+// isC reports whether the file is C, in any folder.
 func (s source) isC() bool { return strings.HasSuffix(s.path, ".c") || strings.HasSuffix(s.path, ".h") }
 
 // violation is a place that breaks a rule.

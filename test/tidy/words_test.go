@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// nameBytesMax is how much the kernel keeps of a program's or map's name: BPF_OBJ_NAME_LEN of
-// linux/bpf.h is 16 with the terminating zero.
+// nameBytesMax is the number of bytes that the kernel keeps of a program's or map's name:
+// BPF_OBJ_NAME_LEN of linux/bpf.h is 16 with the terminating zero.
 const nameBytesMax = 15
 
 func TestFeaturesAreNotIfdefs(t *testing.T) { check(t, source.isBPF, conditionals) }
@@ -21,7 +21,7 @@ var (
 	guard       = regexp.MustCompile(`^#ifndef SHUNT_[A-Z0-9_]+_H$`)
 )
 
-// conditionals finds preprocessor conditions other than a header's include guard: what is
+// conditionals finds preprocessor conditions other than a header's include guard: code that is
 // compiled out is never compiled, so it rots. Load-time constants do the same job.
 func conditionals(s source) (found []violation) {
 	guarded := false
@@ -44,7 +44,7 @@ func TestMergesAreFinished(t *testing.T) {
 
 var conflict = regexp.MustCompile(`^(<{7}|>{7}|\|{7}) `)
 
-// conflicts finds the marks that git leaves where both sides of a merge have changed a place.
+// conflicts finds the marks that git leaves where both sides of a merge have changed a line.
 func conflicts(s source) (found []violation) {
 	for i, line := range s.lines() {
 		if conflict.MatchString(line) {
@@ -62,7 +62,7 @@ func TestNothingAsksToBeKeptEqual(t *testing.T) {
 
 var twice = regexp.MustCompile(`(?i)\bin[ -]sync\b`)
 
-// twiceWritten finds the comment that admits a fact has two sources.
+// twiceWritten finds the comment that admits two sources of a fact.
 func twiceWritten(s source) (found []violation) {
 	for i, line := range s.lines() {
 		if twice.MatchString(line) {
@@ -78,7 +78,8 @@ func TestOneWordForOneThing(t *testing.T) {
 	}, otherWords)
 }
 
-// wordsFor says which word to write for one that has another meaning here, or none of its own.
+// wordsFor names the word to write in place of one that has another meaning here, or none of
+// its own.
 var wordsFor = []struct {
 	found   *regexp.Regexp
 	instead string
@@ -103,7 +104,7 @@ func TestCommentsNameTheirNouns(t *testing.T) {
 	check(t, func(s source) bool { return s.isGo() && !strings.HasPrefix(s.path, "test/tidy/") }, vagueWords)
 }
 
-// vague finds words that stand for a noun that the reader has to guess.
+// vague matches words that stand for a noun that the reader has to guess.
 var vague = regexp.MustCompile(`//.*\b((is|are) what|[Ww]hoever|those that)\b`)
 
 func vagueWords(s source) (found []violation) {
@@ -123,8 +124,8 @@ var (
 	programName = regexp.MustCompile(`^(?:static )?(?:int|long)\s+(?:BPF_PROG\()?(\w+)`)
 )
 
-// kernelNames finds maps and programs whose names the kernel would cut, or that do not say
-// whose they are.
+// kernelNames finds maps and programs whose names the kernel would cut, or that lack the
+// prefix sh_.
 func kernelNames(s source) (found []violation) {
 	name := func(line int, name string) {
 		if len(name) > nameBytesMax {

@@ -1,13 +1,12 @@
-// Package unchanged lets a long test rest while what it is about is as it was when it last passed. A
-// test of tests is such a one: it breaks the product on purpose and sees that another test notices.
-// Another repeats tests in a way that only the same files decide about. Each takes a minute or more,
-// and its answer is the same until one of these files has changed.
+// Package unchanged lets a long test rest while the files that it depends on are the same as when it last passed. A
+// test of tests is such a test: it breaks the product on purpose and checks that another test notices. Another
+// repeats tests in a way whose result depends on the same files only. Each takes a minute or more, and its result is
+// the same until one of these files changes.
 //
-// passed.txt, which is committed, has a digest of these files for each such test, from the last time
-// that `make test-rested`, which is part of `make soak`, had it run and pass. A test whose files give
-// another digest, or that is not in the file, runs: so a change to what it is about has it run in
-// each `make test` until somebody commits the new digest, and nothing can make it rest but having
-// passed. Whole packages rest by themselves, on the machine where they passed: test/rest.
+// passed.txt, which is committed, has a digest of these files for each such test, from its last pass under
+// `make test-rested`, which is part of `make soak`. A test whose files give another digest, or that is not in the file,
+// runs: so after a change of its files it runs in each `make test` until somebody commits the new digest, and only a
+// pass can make it rest. Whole packages rest by themselves, on the machine where they passed: test/rest.
 package unchanged
 
 import (
@@ -26,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record is where the digests are, from the repository's root.
+// Record is the file of the digests, from the repository's root.
 const Record = "test/unchanged/passed.txt"
 
 // record is Record, seen from a package two folders below the root.
@@ -36,9 +35,8 @@ const head = `# Long tests that rest while the files that they are about are as 
 # package, test, kernel, and digest. Written by make test-rested; see unchanged.go.
 `
 
-// Rests is whether the test need not run now. patterns name the files that it is about, as
-// filepath.Glob has them; of a folder, all files below. With SHUNT_RESTLESS set no test rests, and one that
-// passes is recorded.
+// Rests reports whether the test need not run now. patterns name the files that it depends on, as filepath.Glob has
+// them; of a folder, all files below. With SHUNT_RESTLESS set no test rests, and each pass is recorded.
 func Rests(t *testing.T, patterns ...string) bool {
 	t.Helper()
 	digest, err := Digest("", patterns...)
@@ -72,10 +70,10 @@ func Rests(t *testing.T, patterns ...string) bool {
 	return false
 }
 
-// Restless is whether no test rests, and tests that pass are recorded.
+// Restless reports whether no test rests, and tests that pass are recorded.
 func Restless() bool { return os.Getenv("SHUNT_RESTLESS") != "" }
 
-// Passed is whether a test is in a record with this digest.
+// Passed reports whether a test is in a record with this digest.
 func Passed(record, name, digest string) (bool, error) {
 	passed, err := read(record)
 	return passed[name] == digest, err
@@ -90,8 +88,8 @@ func nameOf(t *testing.T) (string, error) {
 	return Here(filepath.Base(dir) + "/" + t.Name())
 }
 
-// Here is a test's name in a record, with this kernel's series and architecture: that a test passed
-// says nothing about another kernel.
+// Here is a test's name in a record, with this kernel's series and architecture: a pass under one kernel says
+// nothing about another.
 func Here(test string) (string, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {

@@ -1,4 +1,5 @@
-// Package uring has the kernel do an operation by io_uring(7), for tests: the operation has no system call of its own then.
+// Package uring makes the kernel do an operation by io_uring(7), for tests: the operation then has no system call of
+// its own.
 package uring
 
 import (
@@ -19,7 +20,7 @@ const (
 // Polled is IORING_SETUP_SQPOLL: a thread of the kernel takes the operation, and no system call hands it over.
 const Polled = 1 << 1
 
-// Entry is an operation: what its fields mean is in linux/io_uring.h.
+// Entry is an operation. linux/io_uring.h describes its fields.
 type Entry struct {
 	Operation uint8
 	FD        int32
@@ -37,7 +38,7 @@ func Do(setup uint32, e Entry) (result int, err error) {
 	if errno != 0 {
 		return 0, errno
 	}
-	defer unix.Close(int(ring)) //nolint:errcheck // it is a test's
+	defer unix.Close(int(ring)) //nolint:errcheck // a test's descriptor
 	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(params[at:]) }
 	rings, err := unix.Mmap(int(ring), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

@@ -16,10 +16,10 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/abi"
 )
 
-// Change is a text that has to be in a file of bpf/ once, and what stands there instead.
+// Change is a text that has to be in a file of bpf/ once, and its replacement.
 type Change struct{ File, From, To string }
 
-// Sources copies the sources in from to the directory to, which is made, with the changes.
+// Sources copies the sources in from to the new directory to, with the changes.
 func Sources(from, to string, changes ...Change) error {
 	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
@@ -40,11 +40,11 @@ func Sources(from, to string, changes ...Change) error {
 	return nil
 }
 
-// compiler is that of bpf/toolchain.
+// compiler is the one of bpf/toolchain.
 const compiler = "clang-19"
 
-// Compile makes the object of one source, as it is made for the product but with warnings, which
-// code that a change has made unused may give.
+// Compile makes the object of one source, as it is made for the product but with warnings, because a
+// change may leave code unused.
 func Compile(t testing.TB, source, object string) {
 	t.Helper()
 	if _, err := exec.LookPath(compiler); err != nil {
@@ -59,10 +59,10 @@ func Compile(t testing.TB, source, object string) {
 // xdpObject is the environment variable that names the XDP object which tests load.
 const xdpObject = "SHUNT_TEST_XDP"
 
-// Environment has a command's tests load an XDP object instead of the product's.
+// Environment makes a command's tests load an XDP object instead of the product's.
 func Environment(object string) string { return xdpObject + "=" + object }
 
-// FromEnvironment is the version of the product whose XDP object the environment names; nil where it
+// FromEnvironment is the version of the product whose XDP object the environment names; nil if it
 // names none.
 func FromEnvironment() *abi.Version {
 	object := os.Getenv(xdpObject)

@@ -89,7 +89,7 @@ enum {
 	SHUNT_UDP_FLAG_BUSY_POLL = 2,
 	/* The broker takes Report in place of Renew. */
 	SHUNT_UDP_FLAG_REPORT = 4,
-	/* How the administrator advises to wait for packets: one of these, or none. */
+	/* The administrator's advice for waiting for packets: one of these, or none. */
 	SHUNT_UDP_FLAG_SPIN = 8, /* look at the rings all the time */
 	SHUNT_UDP_FLAG_ADAPTIVE = 16, /* look for SHUNT_UDP_ADAPTIVE_US, then sleep */
 	SHUNT_UDP_FLAG_SLEEP = 32, /* sleep at once */
@@ -99,7 +99,7 @@ enum {
 };
 
 #define SHUNT_UDP_NO_CPU 0xffffffffu
-#define SHUNT_UDP_NO_SPIN 0xffffffffu /* options.spin_us: sleep at once, whatever the advice */
+#define SHUNT_UDP_NO_SPIN 0xffffffffu /* options.spin_us: sleep at once, against the advice, too */
 
 #define SHUNT_UDP_MAGIC "shuntudp"
 #define SHUNT_UDP_SOCKET "/run/shunt/udp.sock" /* where the broker listens */
@@ -271,7 +271,7 @@ struct shunt_udp_msg_end {
 struct shunt_udp_options {
 	const char *socket; /* of the broker; NULL: SHUNT_UDP_SOCKET */
 	const char *name; /* of the offer */
-	/* How long wait looks at the rings before it sleeps; SHUNT_UDP_NO_SPIN: it sleeps at once; 0: as the
+	/* The time for which wait looks at the rings before it sleeps; SHUNT_UDP_NO_SPIN: it sleeps at once; 0: as the
 	 * administrator advises (lease.advice), and without advice it sleeps at once. */
 	uint32_t spin_us;
 	/* receive drops datagrams that XDP saw longer ago, and counts them as stale; 0: it drops none. The
@@ -282,7 +282,7 @@ struct shunt_udp_options {
 };
 
 /* One of a socket's rings. Indices run freely and wrap at 2^32. Entries are this side's from own up to
- * limit: those that the kernel has filled, or those that it has emptied (its index plus size). */
+ * limit: the entries that the kernel has filled, or has emptied (its index plus size). */
 struct shunt_udp_ring {
 	uint32_t *mine, *theirs,
 		*flags; /* shared with the kernel: this side's index, the kernel's */
@@ -295,8 +295,8 @@ struct shunt_udp_ring {
 	uint32_t own, limit;
 };
 
-/* The program's own counters of a queue. With each renewal and at the end they tell the broker stale,
- * tx_short, kicks and wakeups, which `shunt udp show` prints. */
+/* The program's own counters of a queue. Each renewal and the end report stale, tx_short, kicks and
+ * wakeups to the broker, and `shunt udp show` prints them. */
 struct shunt_udp_counts {
 	uint64_t delivered; /* frames that receive gave to the program */
 	uint64_t invalid; /* frames from the kernel that lie outside the memory */
@@ -347,7 +347,7 @@ struct shunt_udp_lease {
 	char reason[256]; /* why not zero-copy */
 	uint32_t term_ms; /* a lease ends if it is not renewed for so long */
 	uint64_t wakeups; /* times that wait was woken */
-	uint64_t resumed; /* how often a successor of the broker has taken the lease over */
+	uint64_t resumed; /* times that a successor of the broker has taken the lease over */
 	uint32_t advice; /* SHUNT_UDP_FLAG_SPIN, _ADAPTIVE or _SLEEP; 0: none */
 	uint32_t end_code; /* enum shunt_udp_end_code; 0: the broker has not said that it is over */
 	char error[768]; /* the operation that failed, the reason, and the remedy */
@@ -363,7 +363,7 @@ struct shunt_udp_lease {
 	uint64_t number;
 	uint64_t sequence, answered; /* of the last Renew and Renewed */
 	uint64_t renew_at, look_at; /* CLOCK_MONOTONIC, ns */
-	uint64_t spin_ns; /* UINT64_MAX: for ever */
+	uint64_t spin_ns; /* UINT64_MAX: without limit */
 	int memory_fd;
 	uint8_t *memory;
 	size_t memory_size;
@@ -388,7 +388,7 @@ struct shunt_udp_kernel_counts {
 
 /* ---- Rings ---- */
 
-/* How many of want entries are this side's now, beginning with index own. */
+/* The number of entries, of want, that are this side's now, beginning with index own. */
 static inline uint32_t shunt_udp_ready(struct shunt_udp_queue *queue, struct shunt_udp_ring *ring,
 				       uint32_t want)
 {
@@ -481,7 +481,7 @@ static inline void shunt_udp_hold(struct shunt_udp_queue *queue, uint32_t count)
 		queue->counts.held_max = queue->counts.held;
 }
 
-/* When XDP saw a received frame: CLOCK_MONOTONIC, ns; 0 where the lease has no times. */
+/* The time at which XDP saw a received frame: CLOCK_MONOTONIC, ns; 0 where the lease has no times. */
 static inline uint64_t shunt_udp_stamp(const struct shunt_udp_queue *queue,
 				       const struct xdp_desc *d)
 {
@@ -622,8 +622,8 @@ static inline uint32_t shunt_udp_reserve(struct shunt_udp_queue *queue, struct x
 	return count;
 }
 
-/* Gives frames to the kernel to be sent, and returns how many had room in the ring; the program keeps the
- * other frames. The kernel sends them with the next flush at the latest. */
+/* Gives frames to the kernel to be sent, and returns the number that had room in the ring; the program keeps
+ * the other frames. The kernel sends them with the next flush at the latest. */
 static inline uint32_t shunt_udp_send(struct shunt_udp_queue *queue, const struct xdp_desc *batch,
 				      uint32_t count)
 {
@@ -722,7 +722,7 @@ static inline void shunt_udp_endpoint(struct shunt_udp_address *to, const uint8_
 }
 
 /* Reads a frame of size bytes: IPv4 (RFC 791) without options, or IPv6 (RFC 8200) without extension
- * headers, and UDP (RFC 768). Neither checksum is verified. -1: it is no such packet. */
+ * headers, and UDP (RFC 768). Neither checksum is verified. -1: it is another packet. */
 static inline int shunt_udp_parse(uint8_t *frame, uint32_t size, struct shunt_udp_datagram *to)
 {
 	uint8_t *ip = frame + 14, *udp;
@@ -834,7 +834,7 @@ static inline int shunt_udp_reply(const struct shunt_udp_queue *queue, struct xd
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little endian");
 static_assert(sizeof(off_t) == 8, "rings lie at offsets above 2^32: define _FILE_OFFSET_BITS=64");
 
-/* Says in lease->error what is wrong, once. Returns -1. */
+/* Writes the fault to lease->error, once. Returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int shunt_udp_fail(
 	struct shunt_udp_lease *lease, const char *format, ...)
 {
@@ -906,7 +906,7 @@ static inline int shunt_udp_hear(struct shunt_udp_lease *lease, void *message, i
 	*file_count = 0;
 	size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (size < 0 &&
-	    errno == ECONNRESET) /* it has not read all; its last word may still be there */
+	    errno == ECONNRESET) /* it has not read all; its last message may still be there */
 		size = recvmsg(lease->connection, &all, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
@@ -1210,7 +1210,7 @@ static inline int shunt_udp_resume(struct shunt_udp_lease *lease, uint64_t now)
 }
 
 /* Keeps the lease, and sees its end. It makes a system call every 10 ms at most. 0, or -1: the lease is
- * over, lease->error says why; what is in the rings can still be received. */
+ * over, lease->error has the reason; the packets in the rings can still be received. */
 static inline int shunt_udp_tend(struct shunt_udp_lease *lease)
 {
 	union {
@@ -1299,7 +1299,7 @@ static inline uint32_t shunt_udp_advice(uint32_t flags)
 	return flags & (flags - 1) ? 0 : flags;
 }
 
-/* How long wait looks at the rings: as the program says, and else as the administrator advises. */
+/* The time for which wait looks at the rings: the program's, or else the administrator's advice. */
 static inline uint64_t shunt_udp_spin_ns(uint32_t own_us, uint32_t advice)
 {
 	if (own_us == 0 && advice == SHUNT_UDP_FLAG_SPIN)
@@ -1309,7 +1309,7 @@ static inline uint64_t shunt_udp_spin_ns(uint32_t own_us, uint32_t advice)
 	return own_us == SHUNT_UDP_NO_SPIN ? 0 : (uint64_t)own_us * 1000;
 }
 
-/* Takes over what Grant came with. */
+/* Takes over the lease and the files of Grant. */
 static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 				  const struct shunt_udp_msg_grant *g, const int *files,
 				  uint32_t file_count)
@@ -1345,7 +1345,7 @@ static inline int shunt_udp_adopt(struct shunt_udp_lease *lease,
 static inline int shunt_udp_converse(struct shunt_udp_lease *lease, const char *name,
 				     uint64_t until)
 {
-	union { /* of the longest message that is wanted */
+	union { /* of the longest accepted message */
 		uint64_t align[SHUNT_UDP_SIZE_MAX / 8];
 		struct shunt_udp_msg_welcome welcome;
 		struct shunt_udp_msg_request request;
@@ -1381,8 +1381,8 @@ static inline int shunt_udp_converse(struct shunt_udp_lease *lease, const char *
 	return 0;
 }
 
-/* Asks the broker for a lease and begins to receive. 0, or -1: then lease->error says what to do,
- * lease->end_code why the broker refuses, if it does, and nothing has to be closed. */
+/* Asks the broker for a lease and begins to receive. 0, or -1: then lease->error has the remedy,
+ * lease->end_code the reason if the broker refuses, and nothing has to be closed. */
 static inline int shunt_udp_open(struct shunt_udp_lease *lease,
 				 const struct shunt_udp_options *options)
 {

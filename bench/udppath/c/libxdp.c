@@ -76,7 +76,7 @@ static void refill(const uint64_t *addresses, uint32_t count)
 	xsk_ring_prod__submit(&fill, count);
 }
 
-/* Takes back what was sent. */
+/* Takes back the frames that were sent. */
 static void complete(void)
 {
 	uint64_t addresses[BATCH];
@@ -89,7 +89,7 @@ static void complete(void)
 	refill(addresses, count);
 }
 
-/* Sends what was received, as far as there is room; the rest goes back. */
+/* Sends the received frames if there is room for all; otherwise they go back. */
 static void reply(uint32_t from, uint32_t count)
 {
 	uint64_t left[BATCH];

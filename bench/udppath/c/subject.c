@@ -15,7 +15,7 @@
 
 #define BATCH 64
 #define PORT 5000
-#define ROOM (8 << 20) /* bytes of a socket's queue, whatever net.core.rmem_max is */
+#define ROOM (8 << 20) /* bytes of a socket's queue, also above net.core.rmem_max */
 #define ADAPTIVE_US 50 /* as a program that has little to lose would spin */
 
 static volatile sig_atomic_t ended;

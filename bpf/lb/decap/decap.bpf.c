@@ -10,8 +10,8 @@
  * Behind the program of a node of a cluster, what is decapsulated goes to sh_tunnelled instead of the stack.
  *
  * Invariant: a packet that no tunnel carries to a VIP leaves as it came, so that other
- * tunnels of the host go on working. One that does, and that its tunnel or sender had no
- * business to bring, never reaches the stack.
+ * tunnels of the host go on working. A tunnel's packet to a VIP never reaches the stack if
+ * its sender is not permitted or the tunnel must not carry it.
  *
  * The inner packet keeps its DSCP and its TTL; its ECN follows RFC 6040. An outer UDP
  * checksum is not verified.
@@ -28,7 +28,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Takes off what lies between the Ethernet header and the inner packet. */
+/* Removes the headers between the Ethernet header and the inner packet. */
 static __always_inline enum verdict outer_remove(struct frame_ctx *ctx, struct tunnel *t)
 {
 	void *data = ctx_data(ctx), *data_end = ctx_data_end(ctx);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The inner header: is it for a VIP, may its sender send it, and what of the outer header
- * has to live on in it. From the moment the destination is a VIP the packet is ours, and
- * what is wrong with it is a reason to drop it.
+ * The inner header: is it for a VIP, may its sender send it, and which ECN mark does it take
+ * from the outer header. As soon as the destination is known to be a VIP the packet is ours,
+ * and a fault in it is a reason to drop it.
  */
 #ifndef SHUNT_DECAP_INNER_H
 #define SHUNT_DECAP_INNER_H
@@ -25,8 +25,8 @@ static __always_inline int sender_is_permitted(const struct tunnel *t)
 }
 
 /*
- * The ECN field that a packet is to have when it leaves its tunnel (RFC 6040, figure 4), or
- * -1 where it has to be dropped: a router marked it instead of dropping it, and the
+ * The ECN field of a packet that leaves its tunnel (RFC 6040, figure 4), or -1 where the
+ * packet has to be dropped: a router marked it instead of dropping it, and the
  * packet's own ends would not understand the mark.
  */
 static __always_inline int ecn_combine(__u8 outer, __u8 inner)

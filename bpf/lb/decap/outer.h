@@ -3,9 +3,9 @@
  * The outer headers, up to the inner one. Nothing here writes to the frame, and nothing
  * drops: before the inner destination is known, the packet may be for another host.
  *
- * Of IPv6 extension headers one is followed: the destination options with a tunnel
+ * One IPv6 extension header is followed: the destination options with a tunnel
  * encapsulation limit (RFC 2473, 4.1.1), which Linux tunnels send unless told otherwise.
- * A packet with other headers is not one of our tunnel, and passes.
+ * A packet with other headers is not from one of our tunnels, and passes.
  */
 #ifndef SHUNT_DECAP_OUTER_H
 #define SHUNT_DECAP_OUTER_H
@@ -86,9 +86,9 @@ static __always_inline enum verdict outer6_parse(struct frame_ctx *ctx, struct t
 }
 
 /*
- * The UDP header of what may be GUE. Its checksum is not looked at: zero is allowed for
- * tunnels (RFC 6935, RFC 6936), and damage to what is carried shows in the inner packet's
- * own checksums. A later fragment has no ports, so nobody can say what it is.
+ * The UDP header of a packet that may be GUE. Its checksum is not verified: tunnels may send
+ * zero (RFC 6935, RFC 6936), and damage to the payload shows in the inner packet's
+ * own checksums. A later fragment has no ports, so no host can tell its kind.
  */
 static __always_inline enum verdict gue_udp_parse(struct frame_ctx *ctx, struct tunnel *t)
 {
@@ -117,8 +117,8 @@ static __always_inline enum verdict gue_udp_parse(struct frame_ctx *ctx, struct 
  *
  *   version:2 control:1 header_length:5 │ protocol:8 │ flags:16 │ header_length * 4 bytes
  *
- * Bytes there that no flag names are private data, and skipped. Flags
- * are refused, all of them: some say that the payload is a part of a packet, encrypted, or
+ * Bytes of the header that no flag names are private data, and skipped. Packets with
+ * any flag are refused: some flags say that the payload is a part of a packet, encrypted, or
  * without its checksum, and the draft and Linux number them differently.
  */
 static __always_inline enum verdict gue_parse(struct frame_ctx *ctx, struct tunnel *t)
@@ -139,8 +139,8 @@ static __always_inline enum verdict gue_parse(struct frame_ctx *ctx, struct tunn
 	return VERDICT_NEXT;
 }
 
-/* Is it a tunnel to this interface? On NEXT, offset is that of the inner header, of which
- * protocol says the version. */
+/* Whether the packet is a tunnel's to this interface. On NEXT, offset is the inner header's, and
+ * protocol says its version. */
 static __always_inline enum verdict tunnel_recognise(struct frame_ctx *ctx, struct tunnel *t)
 {
 	enum verdict verdict;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of sh_decap, its load-time constant, and the packet that it looks at. It
- * runs at a backend, where no balancer need be. Behind a balancer's program it shares two maps with
- * that: sh_chain, and sh_reasons in the place of sh_dc_reasons.
+ * The maps of sh_decap, its load-time constant, and the packet that it looks at. The program
+ * runs at a backend, with or without a balancer. Behind a balancer's program it shares two maps
+ * with it: sh_chain, and sh_reasons in the place of sh_dc_reasons.
  *
  *   Ethernet │ outer IP │ (destination options) │ (UDP │ GUE) │ inner IP │ …
  *            ▲                                                ▲
@@ -35,7 +35,7 @@ struct {
 
 #define DECAP_ADDRESSES_MAX 1024 /* our choice: far more than a host has */
 
-/* Addresses whose packets are taken off; the value means nothing. Written by user space
+/* VIPs, whose packets are decapsulated; the value means nothing. Written by user space
  * before the program is attached, and for a node of a cluster, which has more of them, whenever they change.
  * Read by the program. Full: user space refuses to start. Made anew by every start, so no upgrade meets an old
  * one. */
@@ -47,8 +47,8 @@ struct {
 } sh_dc_vips SEC(".maps");
 
 /* Addresses of the interface; the value means nothing. Written by user space whenever they
- * change, read by the program. Full: user space reports it, and tunnels to what found no
- * room pass. Made anew by every start. */
+ * change, read by the program. Full: user space reports it, and tunnels to addresses without
+ * an entry pass. Made anew by every start. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct addr);
@@ -57,7 +57,7 @@ struct {
 } sh_dc_locals SEC(".maps");
 
 struct sender_key {
-	__u32 prefix_length; /* bits that count; those of an IPv4 prefix and 96 */
+	__u32 prefix_length; /* bits that count; of an IPv4 prefix its own and 96 */
 	__be32 address[4];
 };
 
@@ -84,10 +84,10 @@ struct {
 
 struct tunnel {
 	/* The packet as it came: its addresses, fragment, frame_size and reason; key.protocol is that of the
-	 * header at offset. What is behind the outer header is not in it. */
+	 * header at offset. Nothing from behind the outer header is in it. */
 	struct packet outer;
 	__u32 offset; /* of the next header, from the start of the frame */
-	__u32 end; /* of what the outer headers say they carry, likewise */
+	__u32 end; /* of the payload by the outer headers, likewise */
 	__u8 ecn; /* of the outer header, RFC 3168 */
 	__u8 is_gue;
 };

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * From the address that a program gave to the backend that stands for it.
+ * From the address that a program gave to a backend in its place.
  *
  *   address ─► sh_settings, sh_frontends, sh_ranges ─► service ─► slot ─► backend
  *                    │ none                              │ for packets  │ none
  *                    ▼                                   ▼              ▼
  *              stays as it is                      stays as it is   refused
  *
- * The balancer's maps are read, and nothing in them is changed but a counter for elements that were
+ * The programs read the balancer's maps, and change only the counter of elements in them that were
  * recycled as they were read.
  */
 #ifndef SHUNT_SOCK_CHOOSE_H
@@ -21,15 +21,15 @@
 /* A request of a process: its destination, and how it asks. */
 struct call {
 	struct addr to;
-	struct addr at; /* where its service is looked for: to, or what stands for it (scope.h) */
+	struct addr at; /* the address to look up: to, or the loopback address for it (scope.h) */
 	__be16 port;
 	__u8 protocol;
 	__u8 connects; /* it is connect(), not a datagram that names its destination */
 	__u32 service; /* generation:8 | index:24; found on the way */
 };
 
-/* The index of the service at an address, or SERVICE_NONE: what service_find() says of a packet of
- * this protocol. Nothing is noted in sh_known: that is for programs that nothing preempts. */
+/* The index of the service at an address, or SERVICE_NONE: the result of service_find() for a packet
+ * of this protocol. Nothing is noted in sh_known: that is for programs that nothing preempts. */
 static __noinline __u32 service_at(const struct call *call, __u8 protocol)
 {
 	struct settings *settings = settings_get();
@@ -56,9 +56,9 @@ static __noinline __u32 service_at(const struct call *call, __u8 protocol)
 	return range_find(&p);
 }
 
-/* Why a service's sockets are left to the programs at interfaces, or OUTCOME_NONE. Backends of direct
- * return have the VIP and may listen on nothing else. Lists, rates, bounds and segment sizes are
- * promises about packets and their sources, and here no source is known yet. */
+/* The reason why a service's sockets are left to the programs at interfaces, or OUTCOME_NONE. Backends
+ * of direct return have the VIP and may listen on nothing else. Lists, rates, bounds and segment sizes
+ * are promises about packets and their sources, and here no source is known yet. */
 static __always_inline enum sock_outcome service_leaves(const struct service *service)
 {
 	if (service->forwarding >= FORWARDING_DSR_L2)
@@ -69,8 +69,8 @@ static __always_inline enum sock_outcome service_leaves(const struct service *se
 	return OUTCOME_NONE;
 }
 
-/* Whether a datagram may go on with a backend that its socket had. Of those to one that is down, none
- * does, as flow_deserts (balance.h) has it for packets. */
+/* Whether a datagram may go on with a backend that its socket had. None goes on with one that is down,
+ * as flow_deserts (balance.h) has it for packets. */
 static __always_inline int kept_is_good(const struct sock_choice *kept, __u32 service)
 {
 	struct backend *backend = backend_find(kept->backend);
@@ -115,7 +115,7 @@ static __noinline enum sock_outcome backend_new(struct bpf_sock_addr *ctx, const
 						__u32 service_index, struct sock_choice *choice)
 {
 	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
-	/* Before anything is read: what was chosen after a moment was chosen of what there was then. */
+	/* Before any map is read: a choice with a later time is not of backends from before it. */
 	__u64 made = bpf_ktime_get_ns();
 	enum sock_outcome outcome;
 	struct backend *backend;
@@ -149,8 +149,8 @@ static __always_inline int outcome_translates(enum sock_outcome outcome)
 	       outcome == OUTCOME_KEPT || outcome == OUTCOME_AFFINITY;
 }
 
-/* The service that sockets of this host have where everybody else has *index, which it changes. It is
- * everybody's while there is no other: the daemon makes the flag and the frontend one after the other. */
+/* The service that sockets of this host have where other clients have *index, which it changes. It is
+ * the others' while there is no own: the daemon makes the flag and the frontend one after the other. */
 static __noinline struct service *service_inside(const struct call *call, __u32 *index,
 						 struct service *everybodys)
 {
@@ -184,7 +184,7 @@ static __noinline enum sock_outcome service_open(struct bpf_sock_addr *ctx, stru
 	return leaves ?: OUTCOME_CHOSEN;
 }
 
-/* Finds out where a call goes, into *choice, and keeps it. */
+/* Finds the backend of a call, into *choice, and keeps it. */
 static __noinline enum sock_outcome call_decide(struct bpf_sock_addr *ctx, struct call *call,
 						struct sock_choice *choice)
 {
@@ -208,8 +208,8 @@ static __noinline enum sock_outcome call_decide(struct bpf_sock_addr *ctx, struc
 	return had_one ? OUTCOME_CHOSEN_ANEW : outcome;
 }
 
-/* The whole: changes call->to and call->port, or refuses. Returns 0, or the error that the program
- * gets, which is negative. */
+/* Translates a call: changes call->to and call->port, or refuses. Returns 0, or the error that the
+ * program gets, which is negative. */
 static __noinline int call_translate(struct bpf_sock_addr *ctx, struct call *call)
 {
 	struct sock_choice choice = {};
@@ -245,9 +245,9 @@ static __noinline __u32 service_at_address(const struct call *call, const struct
 }
 
 /*
- * Whether a port is a service's that the host has at its loopback addresses, so that a program which
- * listens there, at call->to, would be asked by nobody. A service that has other addresses alone
- * takes no port of the host: its backend may listen there.
+ * Whether a port is a service's that the host has at its loopback addresses, so that no client would
+ * reach a program that listens there, at call->to. A service at other addresses only takes no port of
+ * the host: its backend may listen there.
  */
 static __noinline int port_is_taken(const struct call *call)
 {

@@ -4,21 +4,21 @@
  * through the sockets of one network namespace after another, once a backend has been removed or is
  * down.
  *
- *   socket ─► what connect() chose ─► does this very backend live, and may it go on? ─► it stays
+ *   socket ─► connect()'s choice ─► does this very backend live, and may the socket go on? ─► it stays
  *                   │ nothing                             │ no
  *                   ▼                                     ▼
  *               it stays                     closed, or named to user space where
  *                                            this kernel has no bpf_sock_destroy (before 6.5)
  *
  * With a backend that is down, established connections of TCP go on, as flow_deserts (balance.h) has
- * it for packets: it may yet serve them. Datagrams and handshakes do not; packets of these are given
- * another backend, which a socket cannot be.
+ * it for packets: it may yet serve them. Datagrams and handshakes do not: their packets could get
+ * another backend, but a socket cannot.
  *
- * Invariant: the reference in the socket's own storage decides, with its generation. No address is
- * compared to find a socket: another backend may have it by now.
+ * Invariant: the reference in the socket's own storage decides, with its generation. A peer's address
+ * does not: another backend may have it by now.
  *
  * A backend that has left one service, and is another one's still, lives. User space says which pairs
- * of service and backend these are (sh_sk_left), out of those that sockets have (sh_pairs_…).
+ * of service and backend these are (sh_sk_left), out of the pairs that sockets have (sh_pairs_…).
  *
  * Datagrams of sockets that are not connected look for a backend themselves.
  */
@@ -31,7 +31,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define AF_INET6 10 /* include/linux/socket.h; the other one is AF_INET */
 
-/* Types that user space must know, and no map leads to. */
+/* Types that user space needs and that no map names. */
 const struct sock_gone sock_gone_type;
 const struct sock_pair sock_pair_type;
 const enum sock_end sock_ends;
@@ -75,8 +75,8 @@ static __always_inline struct addr addr_of_words(const struct in6_addr *a)
 }
 
 /* A backend that has left a service, and is another one's still -> the moment, CLOCK_MONOTONIC in ns,
- * before which sockets of that service were given it wrongly, for one that chose it later chose it as
- * the service's own again. Generations tell nothing of these. Written by user space before a walk, as
+ * before which choices of it by sockets of that service are void; a later one chose it as the
+ * service's own again. Generations cannot tell these apart. Written by user space before a walk, as
  * many as sockets have at a time; not pinned. Cannot be full: user space walks more often. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -94,7 +94,7 @@ static __always_inline int pair_has_left(const struct sock_choice *choice)
 	return moment && choice->made < *moment;
 }
 
-/* Copies what connect() chose for a socket that is connected to it. Whether there is anything. */
+/* Copies connect()'s choice, if the socket is connected to it. Returns whether it is. */
 static __always_inline int connection_read(struct sock_common *sk, struct sock_choice *choice)
 {
 	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);
@@ -102,7 +102,7 @@ static __always_inline int connection_read(struct sock_common *sk, struct sock_c
 	return all && choice_read(all, 0, choice) && choice->port == sk->skc_dport;
 }
 
-/* Why a socket is to be closed, if it is. established: it goes on with a backend that is down. */
+/* The reason to close a socket, or END_NOT. established: it goes on with a backend that is down. */
 static __always_inline enum sock_end socket_ends(struct sock_common *sk, int established)
 {
 	struct sock_choice choice;
@@ -118,8 +118,8 @@ static __always_inline enum sock_end socket_ends(struct sock_common *sk, int est
 	return backend->draining == DRAINING_DOWN && !established ? END_DOWN : END_NOT;
 }
 
-/* Datagrams that name their destination go on with what their socket keeps, so of backends that have
- * left that is forgotten: the next one chooses. */
+/* Datagrams that name their destination go on with the choices their socket keeps, so choices of
+ * backends that have left are forgotten: the next datagram chooses. */
 static __always_inline void datagrams_forget(struct sock_common *sk)
 {
 	struct sock_choices *all = bpf_sk_storage_get(&sh_sk_choices, sk, 0, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The memory of a socket: the VIPs that it has used, each with the backend that stands for it.
+ * The memory of a socket: the VIPs that it has used, each with its backend.
  *
  *   element 0        of connect(); nothing else is written there
  *   elements 1 …     of datagrams that name their destination, the last few VIPs
@@ -33,7 +33,7 @@ static __always_inline struct sock_choices *choices_of(struct bpf_sock_addr *ctx
 	return sk ? bpf_sk_storage_get(&sh_sk_choices, sk, 0, flags) : 0;
 }
 
-/* Copies an element. Returns whether it has a choice. */
+/* Copies an element. Returns whether it holds a choice. */
 static __always_inline int choice_read(struct sock_choices *all, __u32 index,
 				       struct sock_choice *copy)
 {
@@ -53,7 +53,7 @@ static __always_inline int choice_is_of_backend(const struct sock_choice *c, con
 	return c->port == port && addr_equal(&c->address, a);
 }
 
-/* The kept choice of a VIP into *kept. Whether there is one. */
+/* Copies the kept choice of a VIP into *kept. Returns whether there is one. */
 static __apart int choice_find(struct bpf_sock_addr *ctx, const struct addr *vip, __be16 port,
 			       struct sock_choice *kept)
 {
@@ -93,8 +93,8 @@ static __always_inline __u32 choice_index(struct sock_choices *all, const struct
 	return hand;
 }
 
-/* Keeps a choice. connects: for connect(), after which the socket has no other one. Returns 0, or -1
- * where there is no memory. */
+/* Keeps a choice. connects: it is connect()'s, and the socket keeps no other one. Returns 0, or -1
+ * without memory. */
 static __apart int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice *c, int connects)
 {
 	struct sock_choices *all = choices_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
@@ -117,10 +117,10 @@ static __apart int choice_keep(struct bpf_sock_addr *ctx, struct sock_choice *c,
 
 /*
  * The socket goes to an address that is no VIP, or one that is left to packets. It sees that address
- * from now on, even where it had stood for a VIP; by connect(), it sees no VIP at all.
+ * from now on, even if it had stood for a VIP; after connect(), it sees no VIP at all.
  *
  * Datagrams of an IPv6 socket that is connected to an IPv4 address come by as if they named it
- * (udpv6_sendmsg in net/ipv6/udp.c), so what a connected socket sends to its peer forgets nothing.
+ * (udpv6_sendmsg in net/ipv6/udp.c), so a datagram of a connected socket to its peer forgets none.
  */
 static __apart int choices_forget(struct bpf_sock_addr *ctx, const struct addr *to, __be16 port,
 				  int connects)
@@ -147,8 +147,8 @@ static __apart int choices_forget(struct bpf_sock_addr *ctx, const struct addr *
 	return 0;
 }
 
-/* The VIP that a peer stands for into *a and *port; 0 if it stands for none. connected: only
- * connect()'s choice is asked. */
+/* Writes the VIP that a peer stands for into *a and *port; 0: it stands for none. connected: only
+ * connect()'s choice counts. */
 static __apart int vip_find(struct bpf_sock_addr *ctx, struct addr *a, __be16 *port, int connected)
 {
 	struct sock_choices *all = choices_of(ctx, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The maps of the socket programs' own. Both are pinned beside the links, and outlive the daemon.
+ * The socket programs' own maps. All are pinned beside the links, and outlive the daemon.
  */
 #ifndef SHUNT_SOCK_MAPS_H
 #define SHUNT_SOCK_MAPS_H
@@ -32,9 +32,9 @@ struct {
 } sh_sk_outcomes SEC(".maps");
 
 /* Network namespace and service of affinity -> the backend that the namespace's sockets are given. Written
- * by the socket programs; those of backends that have left their service are taken out by user space. Full:
- * the one that was not used for the longest time goes, and that client is placed anew. An upgrade takes
- * it over, or makes a new one where the layout differs. */
+ * by the socket programs; user space removes entries of backends that have left their service. Full:
+ * the one that was not used for the longest time goes, and its client is placed anew. An upgrade takes
+ * the map over, or makes a new one if the layout differs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct sock_client);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Loopback addresses, which are another host's in each network namespace.
+ * Loopback addresses, which name another host in each network namespace.
  *
  *   frontend 127.0.0.1:P     all of 127.0.0.0/8 at P, in the host's namespace alone
  *   frontend [::1]:P         ::1 at P, in the host's namespace alone
  *
- * The host's namespace is the one that the sockets' daemon is in. What a pod has at a loopback address
+ * The host's namespace is the one that the sockets' daemon is in. A server at a pod's loopback address
  * is the pod's own.
  */
 #ifndef SHUNT_SOCK_SCOPE_H
@@ -39,8 +39,8 @@ static __always_inline struct addr addr_loopback(const struct addr *a)
 	return addr_is_mapped(a) ? addr_from_ip4(LOOPBACK4) : (struct addr){ .low = LOOPBACK6_LOW };
 }
 
-/* Where the frontend of an address is looked for, into *at. 0: the address is nobody's but the
- * socket's own namespace's. */
+/* Writes the address whose frontend is looked up into *at. 0: the address belongs to the socket's own
+ * namespace alone. */
 static __always_inline int address_scope(struct bpf_sock_addr *ctx, const struct addr *to,
 					 struct addr *at)
 {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Services at the socket: what a program of this host sends to a VIP goes to a backend from the
- * first packet on, because its socket is given the backend's address.
+ * Services at the socket: the data of this host's programs to a VIP go to a backend from the first
+ * packet on, because the socket is given the backend's address.
  *
  *   connect, sendmsg       VIP      ─► backend     once a connection, or a datagram
- *   recvmsg, getpeername   backend  ─► VIP         what the program sees
+ *   recvmsg, getpeername   backend  ─► VIP         in the program's view
  *   bind                   a port that the host has a service at is refused
  *
- * Invariant: no packet is touched, and no state is kept but the socket's own, which goes with it, and
- * which backend the clients of affinity stay with.
+ * Invariant: no packet is touched, and the only state is the socket's own, which goes with it, and
+ * the backends of the clients of affinity.
  * A call that is for no service leaves as it came.
  */
 #include <linux/errno.h>
@@ -17,7 +17,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* Types that user space must know, and no map leads to. */
+/* Types that user space needs and that no map names. */
 const enum sock_outcome sock_outcomes;
 const enum sock_limit sock_limits;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Affinity: a client stays with its backend until it has not asked for one for as long as the service
- * says. Then any backend may be its next.
+ * Affinity: a client stays with its backend until it has asked for none during the service's affinity
+ * time. Then any backend may be its next.
  *
  *   namespace and service ─► sh_sk_clients ─┬► takes new flows, and not over ─► that backend
  *                                           └► else ─► the socket's own slot, and that is noted
@@ -17,15 +17,15 @@
 
 #define SECOND_NS 1000000000ULL
 #define NOTED_NS \
-	(SECOND_NS / 8) /* how seldom it is noted that a client was here; added to the timeout */
+	(SECOND_NS / 8) /* a client's use is noted once in this time; added to the timeout */
 
 static __always_inline __u32 stay_check(const struct sock_client *client)
 {
 	return hash_finish(client->netns * MIX_0, client->service);
 }
 
-/* The backend that a client stays with, or 0; what is over is taken out. It is noted that it was asked
- * for, once in NOTED_NS, because CPUs share the element. */
+/* The backend that a client stays with, or 0; an entry that is over is removed. The use is noted only
+ * once in NOTED_NS, because CPUs share the element. */
 static __noinline __u32 stay_follow(const struct sock_client *client, __u32 seconds, __u64 now)
 {
 	struct sock_stay *stay = bpf_map_lookup_elem(&sh_sk_clients, client);
@@ -51,8 +51,8 @@ static __noinline __u32 stay_follow(const struct sock_client *client, __u32 seco
 	return reference;
 }
 
-/* Notes the backend that was chosen for a client. Returns it, or the one that another CPU was first
- * with. */
+/* Notes the backend that was chosen for a client. Returns it, or the backend that another CPU has
+ * noted before. */
 static __noinline __u32 stay_note(const struct sock_client *client, __u32 reference, __u64 now)
 {
 	struct sock_stay stay = { .backend = reference, .check = stay_check(client), .used = now };

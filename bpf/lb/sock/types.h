@@ -32,7 +32,7 @@ enum sock_outcome {
 		33, /* the service has lists or limits, which only packets can be held against */
 	OUTCOME_FAMILY = 34, /* the backend's address is of another family than the VIP */
 
-	/* note: something worth counting beside it */
+	/* note: counted beside the outcome */
 	OUTCOME_NAMED_VIP = 48, /* a program that asked for its peer was told the VIP */
 	OUTCOME_FORGOTTEN = 49, /* the socket went elsewhere, and its VIP was forgotten */
 	OUTCOME_NOT_KEPT =
@@ -53,7 +53,7 @@ enum sock_limit {
 };
 
 /*
- * One VIP that a socket has used, and the backend that stands for it. Threads may write to one at
+ * One VIP that a socket has used, and its backend. Threads may write to one at
  * the same time, so a reader copies it and takes a wrong seal for an empty one.
  */
 struct sock_choice {
@@ -85,7 +85,7 @@ struct sock_stay {
 /* Of one socket. */
 struct sock_choices {
 	struct sock_choice of[CHOICES_MAX]; /* the first one is of connect() */
-	__u32 hand; /* which of the others has been written last */
+	__u32 hand; /* index of the other choice that was written last */
 	__u32 pad;
 };
 

@@ -1,4 +1,5 @@
-// Package tool has what commands share that attach sensors and print what these see, until Ctrl-C.
+// Package tool has the common parts of commands that attach sensors and print their observations until
+// Ctrl-C.
 package tool
 
 import (
@@ -46,5 +47,5 @@ func Privileges(err error) error {
 	return err
 }
 
-// PercentMax is of more CPUs than a machine has.
+// PercentMax is above the percentage of all CPUs of any machine.
 const PercentMax = 1_000_000

@@ -51,7 +51,7 @@ func (l *diagLog) flags(c *cobra.Command) {
 	f.IntVar(&l.backups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
 }
 
-// write lets the tool write to the log, if there is one, else to out.
+// write lets the tool write to the log, if there is one, otherwise to out.
 func (l *diagLog) write(c *cobra.Command, out io.Writer, run func(io.Writer) error) (err error) {
 	switch {
 	case l.size < 1 || l.backups < 0:

@@ -50,7 +50,7 @@ func TestLogHasWholeLines(t *testing.T) {
 	}
 }
 
-// TestDiagLogs has tools write to a log what they would print.
+// TestDiagLogs has tools write their output to a log.
 func TestDiagLogs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")

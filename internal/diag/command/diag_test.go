@@ -86,7 +86,7 @@ func TestDiagDoctor(t *testing.T) {
 		t.Errorf("%+v", answer)
 	}
 	t.Log("\n" + people.String())
-	// Of memleak some sensors have no way on some kernels, and that is told.
+	// Some sensors of memleak have no way on some kernels, which is reported.
 	for _, l := range slices.Concat(answer.Tools[0].Sensors, answer.Tools[1].Sensors, answer.Tools[2].Sensors, answer.Tools[3].Sensors, answer.Tools[5].Sensors, answer.Tools[6].Sensors) {
 		if l.Way == "" || !strings.Contains(people.String(), l.Way) {
 			t.Errorf("%+v is not told in\n%s", l, people.String())
@@ -94,7 +94,8 @@ func TestDiagDoctor(t *testing.T) {
 	}
 }
 
-// TestDiagPingWritesFiles has no server on this host, so the probe is told of when it is too old to wait for a report.
+// TestDiagPingWritesFiles has no server on this host, so the probe is reported when it is too old to wait for a
+// report.
 func TestDiagPingWritesFiles(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -128,7 +129,7 @@ func TestDiagPingWritesFiles(t *testing.T) {
 	}
 }
 
-// TestDiagPingHasTheOptionsOfPingTrace gives all that the other tests do not.
+// TestDiagPingHasTheOptionsOfPingTrace gives all options that the other tests do not.
 func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
 	var out, errOut bytes.Buffer
 	for _, name := range []string{"-v", "--version"} {
@@ -159,7 +160,7 @@ func TestDiagPingHasTheOptionsOfPingTrace(t *testing.T) {
 	}
 }
 
-// TestDiagRunqEndsWithASummary is of no process (the highest id is less), so that it has no waits.
+// TestDiagRunqEndsWithASummary watches no process (the highest id is less), so that it has no waits.
 func TestDiagRunqEndsWithASummary(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -251,7 +252,7 @@ func TestDiagIOEndsWithASummary(t *testing.T) {
 	}
 }
 
-// stamped says when its first line was written.
+// stamped notes the time of its first line.
 type stamped struct {
 	bytes.Buffer
 	first time.Time
@@ -361,7 +362,7 @@ type ioRow struct {
 	Sizes  []uint64 `json:"wr_sizes"`
 }
 
-// hasOnly is whether there are rows, and all of them are so.
+// hasOnly reports whether there are rows, and is holds for all of them.
 func (l ioLine) hasOnly(is func(ioRow) bool) bool {
 	return len(l.Rows) > 0 && !slices.ContainsFunc(l.Rows, func(r ioRow) bool { return !is(r) })
 }

@@ -187,7 +187,7 @@ func (o *diagPingOptions) run(ctx context.Context, types sensor.BTF, s cli.Strea
 		Places: o.places, OneHost: o.oneHost, UserID: o.userID, Port: o.port, Debug: o.debugTo(s)}, p)
 }
 
-// debugTo is where --debug logs the loaded objects; nil: nowhere.
+// debugTo is the writer to which --debug logs the loaded objects; nil: none.
 func (o *diagPingOptions) debugTo(s cli.Streams) io.Writer {
 	if o.debug {
 		return s.Err
@@ -195,7 +195,7 @@ func (o *diagPingOptions) debugTo(s cli.Streams) io.Writer {
 	return nil
 }
 
-// draw writes the image, and says where it is.
+// draw writes the image, and prints its path.
 func (o *diagPingOptions) draw(image *ping.Image, file *os.File, s cli.Streams) error {
 	if err := errors.Join(image.Write(file), file.Close()); err != nil {
 		return fmt.Errorf("write the image: %w", err)

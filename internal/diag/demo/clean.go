@@ -26,8 +26,8 @@ func Is(id string) bool { return idPattern.MatchString(id) }
 // variable is set in the environment of each process that the demo starts.
 const variable = "SHUNT_DEMO"
 
-// Clean removes the remains of a run that was killed. If there are none, that is success; removed reports whether there were any. It
-// refuses to clean up a run that is still going on.
+// Clean removes the remains of a run that was killed. If there are none, that is success; removed reports whether there
+// were any. It refuses to clean up a run that is still at work.
 func Clean(ctx context.Context, id string) (removed bool, err error) {
 	if goesOn(id) {
 		return false, fmt.Errorf("clean up demo %s: it still runs, and cleans up at its end; `kill -INT %s` ends it", id, strings.TrimPrefix(id, "diag"))

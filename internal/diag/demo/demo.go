@@ -1,10 +1,10 @@
-// Package demo shows each diagnosing tool on a fault that the demo makes itself, and therefore knows: a disk that
-// holds each write back, a network that is too slow for its packets, kernel memory that is taken and not given back, and
-// a CPU with too much work.
+// Package demo shows each diagnosing tool on a fault that the demo makes itself, and therefore knows: a disk that holds
+// each write back, a network that is too slow for its packets, kernel memory that is taken and not given back, and a
+// CPU with too much work.
 //
-// The faults are in processes, a loop device, network namespaces and a cgroup of the demo's own, and each tool is told
-// to look at nothing else. The tools are the commands that a user types. Each line that claims something is a Claim,
-// which is checked against the fault in this run.
+// The faults are in processes, a loop device, network namespaces and a cgroup of the demo's own, and each tool looks at
+// nothing else. The tools are the commands that a user types. Each line with a claim is a Claim, which is checked
+// against the fault in this run.
 package demo
 
 import (

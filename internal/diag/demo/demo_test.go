@@ -92,8 +92,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// A run that is killed in any of its steps leaves no disk, and what it leaves is removed by `shunt demo --clean`, which has nothing to do
-// the second time.
+// A run that is killed in any of its steps leaves no disk, and `shunt demo --clean` removes its remains, and has
+// nothing to do the second time.
 func TestKilled(t *testing.T) {
 	storytest.NeedsRoot(t)
 	for _, at := range []string{`\$ shunt diag io`, `\$ shunt diag ping -c`, `\$ shunt diag memleak`, `\$ shunt diag runq`} {
@@ -120,7 +120,7 @@ func TestKilled(t *testing.T) {
 					t.Errorf("clean, turn %d: %v\n%s", turn, err, out)
 				}
 			}
-			for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // the kernel lets go of the disk
+			for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // the kernel releases the disk
 				rest := left(t, cmd.Process.Pid)
 				if len(rest) == 0 {
 					return

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// heldFor is how long the slow disk holds each write back.
+	// heldFor is the time for which the slow disk holds each write back.
 	heldFor = 20 * time.Millisecond
 	// slowWrites is the number of writes: a second of them.
 	slowWrites = 50

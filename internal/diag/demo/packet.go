@@ -119,8 +119,9 @@ type probe struct {
 	}
 }
 
-// share returns the median of a stage's part of a round trip, in the probes whose longest stage it is; 0: in none. The median of the stage and
-// that of all round trips are of other probes where the server's report of some came late.
+// share returns the median of a stage's part of a round trip, in the probes whose longest stage it is; 0: in none. The
+// median of the stage and the median of all round trips are of different probes where the server's report of some came
+// late.
 func share(all []probe, stage string) float64 {
 	var shares []float64
 	for _, one := range all {

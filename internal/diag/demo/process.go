@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// endsWithin is how long a process may take to end; it takes milliseconds.
+// endsWithin bounds the time until a process ends; it takes milliseconds.
 const endsWithin = 10 * time.Second
 
 // atMost ends a tool by itself in case the demo is killed.

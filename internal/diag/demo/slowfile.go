@@ -18,7 +18,7 @@ import (
 // only a root, which is a file. The protocol is that of the kernel's linux/fuse.h.
 //
 // A separate process serves it, which has neither the file nor the disk open: a process that is killed closes its
-// files one by one, and would wait for itself for ever.
+// files one by one, and would wait for itself without end.
 type slowFile struct {
 	device int // /dev/fuse
 	size   uint64
@@ -55,8 +55,8 @@ func (d *demo) makeSlowFile(ctx context.Context, size uint64, delay time.Duratio
 		return nil, fmt.Errorf("make a slow disk: %w", err)
 	}
 	d.atEnd(func() error { return os.RemoveAll(folder) })
-	// Before the mount the kernel has no requests, and says so with an error. After it only the serving process has
-	// the device: if that process dies, nothing waits for its answers.
+	// Before the mount the kernel has no requests, and returns an error. After it only the serving process has the
+	// device: if that process dies, nothing waits for its answers.
 	serve := func() error { return errors.Join(device.Close(), w.work()) }
 	var file *os.File
 	mounted := make(chan error)

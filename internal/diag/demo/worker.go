@@ -183,7 +183,7 @@ func (d *demo) hire(ctx context.Context, o Order, prepare func(*exec.Cmd)) (work
 	return worker{p}, nil
 }
 
-// work lets it begin.
+// work has the worker begin.
 func (w worker) work() error {
 	if _, err := io.WriteString(w.in, "\n"); err != nil {
 		return fmt.Errorf("tell a worker to begin: %w", err)

@@ -65,7 +65,7 @@ type (
 
 const rowsMax = uint32(ioIoConstantIO_ROWS_MAX)
 
-// Options say what to watch.
+// Options select the IO that is watched.
 type Options struct {
 	BTF   sensor.BTF
 	Inode uint64 // only files with this inode number; 0: all IO
@@ -77,7 +77,7 @@ type Options struct {
 	MaxCPU float64
 
 	rows    uint32          // instead of IO_ROWS_MAX; 0: that
-	sensors []sensor.Sensor // instead of Sensors; nil: those
+	sensors []sensor.Sensor // in place of Sensors; nil: Sensors
 }
 
 // Collector watches the IO of this machine. It is for one goroutine, beside its own, which takes names of files.
@@ -87,7 +87,7 @@ type Collector struct {
 	names  names
 	mu     sync.Mutex    // guards the reader and the names
 	failed error         // why no names are taken any more
-	ending chan struct{} // is closed when names are to be taken no more; nil: they never were
+	ending chan struct{} // is closed when no more names are to be taken; nil: they never were
 	ended  chan struct{} // is closed after that
 	rows   [2]*ebpf.Map  // one is filled by the programs, the other is empty
 	filled int
@@ -216,7 +216,7 @@ func (c *Collector) Interval() (Interval, error) {
 	return i, err
 }
 
-// Spending returns how much CPU the sensors took since Open, and the reactions to it; nil: there is no budget.
+// Spending returns the CPU time of the sensors since Open, and the reactions to it; nil: there is no budget.
 func (c *Collector) Spending() *sensor.Spending { return c.budget.Total() }
 
 // swap gives the programs the empty map, waits until none uses the other one any more, and empties that. The
@@ -246,7 +246,7 @@ func (c *Collector) swap() (map[rowKey]counted, error) {
 	return counts, nil
 }
 
-// namesEvery is how often names are taken. The buffer of events has no room for those of a long interval.
+// namesEvery is the interval at which names are taken. The buffer of events has no room for those of a long interval.
 const (
 	namesEvery = 100 * time.Millisecond
 	eventBytes = 4 << 20 // of the buffer: some 1,700 names
@@ -313,7 +313,7 @@ func decodePath(payload []byte) (file, name, error) {
 	return p.File, n, nil
 }
 
-// readMissed returns how much IO is in no row, since the start.
+// readMissed returns the amount of IO that is in no row, since the start.
 func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	var all []ioIoBytes
 	if err := c.set.Maps[ioMapShIoMissed].Lookup(uint32(ioIoMissedIO_MISSED_ROWS_FULL), &all); err != nil {
@@ -326,7 +326,8 @@ func (c *Collector) readMissed() (sum ioIoBytes, err error) {
 	return sum, nil
 }
 
-// readNotRun returns how often the kernel did not run a sensor since the last call; sensors without such runs are left out.
+// readNotRun returns the number of times that the kernel did not run a sensor since the last call; sensors without such
+// runs are left out.
 func (c *Collector) readNotRun() (map[string]uint64, error) {
 	all, err := c.set.Missed()
 	if err != nil {

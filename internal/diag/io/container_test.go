@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/cgroup"
 )
 
-// Work and environment of a process with a root of its own: what it mounts below that, and of which type.
+// Work and environment of a process with a root of its own: the mount below that root, and its type.
 const (
 	doesElsewhere = "elsewhere"
 

@@ -81,15 +81,15 @@ func (c *Collector) diskSums() (map[uint32]disk, error) {
 // accounted are the requests that the kernel's account of the disk has as reads and as writes.
 func (d disk) accounted() [2]uint64 { return [2]uint64{d.Requests[0], d.Requests[1] + d.OtherWrites} }
 
-// unseen computes how many reads or writes of a disk ended without the sensor, from two counts: the kernel's account of the disk
-// since the boot, and the sensor's since the start.
+// unseen computes the number of reads or writes of a disk that ended without the sensor, from two counts: the kernel's
+// account of the disk since the boot, and the sensor's since the start.
 type unseen struct {
 	base int64 // lead of the kernel's count at the start
 	most int64 // unseen since then
 }
 
-// more returns how many further reads are unseen now. The kernel's count is read before the sensor's, so reads that end in between
-// make the result too small, until both are read at a moment without an end.
+// more returns the number of further reads that are unseen now. The kernel's count is read before the sensor's, so
+// reads that end in between make the result too small, until both are read at a moment without an end.
 func (u *unseen) more(kernel, sensor uint64) uint64 {
 	now := int64(kernel) - int64(sensor) - u.base
 	more := max(now-u.most, 0)

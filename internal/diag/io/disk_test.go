@@ -45,7 +45,7 @@ func loopOf(t *testing.T, path string) (device string) {
 			t.Fatal(err)
 		}
 		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_FD, int(backing.Fd()))
-		if err == unix.EBUSY { // somebody else was faster
+		if err == unix.EBUSY { // another process was faster
 			f.Close()
 			continue
 		}
@@ -124,8 +124,8 @@ func account(t *testing.T, name string) (read, written uint64) {
 	return d.bytes[0], d.bytes[1]
 }
 
-// TestRowsAddUpToTheDisk compares the rows, the table of disks and the kernel's own counters of a disk that nobody
-// else uses. What its backing file costs is another disk's.
+// TestRowsAddUpToTheDisk compares the rows, the table of disks and the kernel's own counters of a disk that nobody else
+// uses. The IO of its backing file is another disk's.
 func TestRowsAddUpToTheDisk(t *testing.T) { inEachWay(t, testRowsAddUpToTheDisk) }
 
 func testRowsAddUpToTheDisk(t *testing.T, sensors []sensor.Sensor) {
@@ -171,7 +171,8 @@ func testRowsAddUpToTheDisk(t *testing.T, sensors []sensor.Sensor) {
 	t.Errorf("the table of disks has no %s: %+v", name, i.Disks)
 }
 
-// watchLoop watches a new loop device, and returns its file and name, and the kernel's account of all disks when that begins.
+// watchLoop watches a new loop device, and returns its file and name, and the kernel's account of all disks at the
+// beginning.
 func watchLoop(t *testing.T) (device, name string, c *Collector, begun map[string]diskstat) {
 	t.Helper()
 	device = loop(t)
@@ -183,8 +184,8 @@ func watchLoop(t *testing.T) (device, name string, c *Collector, begun map[strin
 	return device, filepath.Base(device), c, begun
 }
 
-// TestEndsUnseenAreCounted takes ends of requests out of the sensor's count, as if the kernel had not run it for them: as many more are
-// missed, exactly, and each once.
+// TestEndsUnseenAreCounted takes ends of requests out of the sensor's count, as if the kernel had not run it for them:
+// exactly as many more are missed, and each once.
 func TestEndsUnseenAreCounted(t *testing.T) {
 	for op, does := range []string{"direct read", "direct write"} {
 		t.Run(does, func(t *testing.T) { endsUnseenAreCounted(t, op, does) })

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestAgainstFio compares the rows of a file with what fio says that it has read and written, in each way in which a program may hand IO to
-// the kernel: direct IO within 5 ‰, in bytes and requests; IO through the page cache, in bytes, within 20 ‰.
+// TestAgainstFio compares the rows of a file with fio's own figures of its reads and writes, in each way in which a
+// program may hand IO to the kernel: direct IO within 5 ‰, in bytes and requests; IO through the page cache, in bytes,
+// within 20 ‰.
 func TestAgainstFio(t *testing.T) {
 	if _, err := exec.LookPath("fio"); err != nil {
 		t.Skip("needs fio")

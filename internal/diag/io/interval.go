@@ -21,8 +21,8 @@ type Interval struct {
 	UnattributedBytes uint64 `json:"unattributed_bytes"`
 	MissedBytes       uint64 `json:"missed_bytes"`
 	MissedCount       uint64 `json:"missed_count"`
-	// NotRun is how often the kernel did not run a sensor, by its name, because an interrupt came while it ran on
-	// the same CPU. It is not known what these runs would have counted.
+	// NotRun is the number of times that the kernel did not run a sensor, by its name, because an interrupt came while
+	// it ran on the same CPU. The IO of these runs is not known.
 	NotRun map[string]uint64 `json:"not_run"`
 	// ReadsUnseen and WritesUnseen are the numbers of reads and writes of disks that ended without the sensor, for this or another reason,
 	// from the kernel's account of the disks. It takes all operations that change a disk for writes, but for discards. They are 0 as soon as
@@ -34,7 +34,7 @@ type Interval struct {
 	*sensor.Spending
 }
 
-// Missed returns how many runs of sensors, and IOs without a row, the interval lacks.
+// Missed returns the number of sensors' runs, and of IOs without a row, that the interval lacks.
 func (i Interval) Missed() (n uint64) {
 	for _, one := range i.NotRun {
 		n += one
@@ -44,7 +44,7 @@ func (i Interval) Missed() (n uint64) {
 	return n + i.MissedCount + unseen - min(unseen, i.NotRun[disks])
 }
 
-// EndsUnseen is a text with how many requests of disks ended unseen; "": none.
+// EndsUnseen is a text with the number of disk requests that ended unseen; "": none.
 func (i Interval) EndsUnseen() string {
 	if i.ReadsUnseen+i.WritesUnseen == 0 {
 		return ""

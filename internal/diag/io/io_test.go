@@ -20,7 +20,7 @@ import (
 
 const fileBytes = 8 << 20
 
-// TestMain is also the process whose IO is watched: it does what SHUNT_TEST_IO says and ends.
+// TestMain is also the process whose IO is watched: it does the work that SHUNT_TEST_IO names, and ends.
 func TestMain(m *testing.M) {
 	switch does := os.Getenv("SHUNT_TEST_IO"); does {
 	case "":
@@ -166,7 +166,7 @@ func drop(t *testing.T, path string) {
 	}
 }
 
-// inEachWay runs a test with the sensors as this kernel has them, and with those of a kernel that refuses programs at tp_btf.
+// inEachWay runs a test with this kernel's sensors, and with those of a kernel that refuses programs at tp_btf.
 func inEachWay(t *testing.T, test func(t *testing.T, sensors []sensor.Sensor)) {
 	t.Run("best way", func(t *testing.T) { test(t, Sensors) })
 	t.Run("tp_btf refused", func(t *testing.T) {
@@ -184,7 +184,8 @@ func inEachWay(t *testing.T, test func(t *testing.T, sensors []sensor.Sensor)) {
 	})
 }
 
-// watch begins to watch, with other sensors than the view's if there are any, of which each is attached in the first way that is not refused.
+// watch begins to watch, with the given sensors in place of the view's, if there are any; each is attached in the first
+// way that is not refused.
 func watch(t *testing.T, inode uint64, sensors ...sensor.Sensor) *Collector {
 	t.Helper()
 	c, err := Open(Options{Inode: inode, sensors: sensors})
@@ -226,10 +227,11 @@ func near(t *testing.T, what string, got, want, thousandths uint64) {
 	}
 }
 
-// metadataBytes is the most that the kernel's account of a process has beyond what it writes to a file of the test: pages of the file system.
+// metadataBytes bounds the difference between the kernel's account of a process and its writes to a file of the test:
+// pages of the file system.
 const metadataBytes = 8 << 12
 
-// TestRowsAreTrue has a process read or write a known number of bytes in each way that there is.
+// TestRowsAreTrue has a process read or write a known number of bytes in each possible way.
 func TestRowsAreTrue(t *testing.T) { inEachWay(t, testRowsAreTrue) }
 
 func testRowsAreTrue(t *testing.T, sensors []sensor.Sensor) {
@@ -258,7 +260,8 @@ func testRowsAreTrue(t *testing.T, sensors []sensor.Sensor) {
 			near(t, "bytes read", r.ReadBytes, test.read, test.thousandths)
 			near(t, "bytes written", r.WriteBytes, test.write, test.thousandths)
 			near(t, "bytes read, by the kernel's account of the process", r.ReadBytes, account[0], test.thousandths)
-			// The account has pages of the file system as well that the process has made dirty, such as that of the file's times.
+			// The account also has pages of the file system that the process has made dirty, such as that of the file's
+			// times.
 			least := account[1] - min(account[1], metadataBytes)
 			near(t, "bytes written, by the kernel's account of the process", r.WriteBytes, min(max(r.WriteBytes, least), account[1]), test.thousandths)
 			if r.PID != pid || r.Inode != inode || r.Path != path || r.Unattributed || r.Comm == "" || r.Device == "" {
@@ -335,7 +338,7 @@ func TestWrittenBefore(t *testing.T) {
 	}
 }
 
-// TestRowsThatAreTooMany has room for one row only: what is in no row is counted.
+// TestRowsThatAreTooMany has room for one row only: the IO without a row is counted.
 func TestRowsThatAreTooMany(t *testing.T) {
 	path, inode := onDisk(t)
 	c, err := Open(Options{Inode: inode, rows: 1})
@@ -356,7 +359,7 @@ func TestRowsThatAreTooMany(t *testing.T) {
 	}
 }
 
-// TestSizesOfWrites has writes of a known size, straight to the disk, and what the kernel makes of pages.
+// TestSizesOfWrites has writes of a known size, straight to the disk, and the kernel's writes of dirty pages.
 func TestSizesOfWrites(t *testing.T) {
 	path, inode := onDisk(t)
 	c, err := Open(Options{Inode: inode, Sizes: true})
@@ -391,7 +394,8 @@ func TestSizesOfWrites(t *testing.T) {
 	}
 }
 
-// TestSampleOfIOs watches one IO of 4: what it tells is within five times its error, which one of many million is not.
+// TestSampleOfIOs watches one IO of 4: its estimates are within five times their error, which one of many million is
+// not.
 func TestSampleOfIOs(t *testing.T) {
 	path, inode := onDisk(t)
 	c, err := Open(Options{Inode: inode})
@@ -401,7 +405,7 @@ func TestSampleOfIOs(t *testing.T) {
 	runProcess(t, "direct write", path)
 	const rounds = 8
 	total, exact, each := uint64(0), 0, uint64(0)
-	for _, r := range interval(t, c).Rows { // all are watched: it says how many requests the file takes
+	for _, r := range interval(t, c).Rows { // all are watched: this is the number of requests for the file
 		each += r.Writes
 	}
 	if each < fileBytes>>16 {
@@ -442,8 +446,8 @@ func TestSampleOfIOs(t *testing.T) {
 	}
 }
 
-// TestBudgetOfIO has a limit that any sensor exceeds: the sample becomes the smallest, then sensors are let go of, and each
-// interval says what was changed.
+// TestBudgetOfIO has a limit that any sensor exceeds: the sample becomes the smallest, then sensors are detached, and
+// each interval names the change.
 func TestBudgetOfIO(t *testing.T) {
 	path, inode := onDisk(t)
 	c, err := Open(Options{Inode: inode, MaxCPU: 1e-9})

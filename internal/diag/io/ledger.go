@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// process identifies a process for ever.
+// process identifies a process: no later one of this boot has the same values.
 type process struct {
 	tgid     uint32
 	start    uint64 // ns, CLOCK_BOOTTIME

@@ -60,8 +60,8 @@ func TestFlushesAreChargedToWriters(t *testing.T) {
 	}
 }
 
-// TestNothingIsChargedTwiceOrLost: whatever is counted, the charges add up to it, and nobody is charged for more
-// writes to the page cache than it made.
+// TestNothingIsChargedTwiceOrLost: for any counts, the charges add up to them, and nobody is charged for more writes
+// to the page cache than it made.
 func TestNothingIsChargedTwiceOrLost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := newLedger()

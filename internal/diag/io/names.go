@@ -79,8 +79,8 @@ func (n *names) learn(e event.Event) {
 	n.files[f] = called
 }
 
-// path returns the file's path as the process sees it, or "-". A file without a name in the process's mount namespace, such
-// as one of an overlay's lower layer, has its name here.
+// path returns the file's path as the process sees it, or "-". A file without a name in the process's mount namespace,
+// such as a file in an overlay's lower layer, has its name here.
 func (n *names) path(f file, tgid, mntns uint32) string {
 	if f.Device == 0 {
 		return "-"

@@ -8,7 +8,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Sensor says how a sensor is attached.
+// Sensor has the way in which a sensor is attached.
 type Sensor struct {
 	Sensor  string    `json:"sensor"`
 	Watches string    `json:"watches"`
@@ -57,7 +57,7 @@ type Budget struct {
 	sensor.Spending
 }
 
-// Spending writes how much CPU the sensors took, and the changes because of it.
+// Spending writes the CPU time of the sensors, and the changes because of it.
 func Spending(out io.Writer, s sensor.Spending) error {
 	_, err := fmt.Fprintf(out, "sensors: %.1f %% of a CPU\n", s.Percent)
 	if s.Change != "" {

@@ -87,7 +87,7 @@ type Row struct {
 	Untold    int      `json:"addresses_untold,omitempty"` // number of further ones
 }
 
-// Scaled is an estimate from a sample of 1/N; each error is half of the interval that has 95 % of such estimates.
+// Scaled is an estimate from a sample of 1/N; each error is half of the interval that contains 95 % of these estimates.
 type Scaled struct {
 	Live       uint64 `json:"live"`
 	LiveError  uint64 `json:"live_error"`

@@ -28,7 +28,7 @@ var functions = map[uint64]string{1: "leaks+0x1", 2: "churns+0x2", 3: "do_syscal
 
 const second = uint64(time.Second)
 
-// at gives an account what is live at each second, and returns the last rows.
+// over gives an account the live allocations of each second, and returns the last rows.
 func over(a *account, seconds int, live func(second int) []Allocation, missed func(second int) map[Kind]uint64) (s Snapshot) {
 	for n := 1; n <= seconds; n++ {
 		m := map[Kind]uint64{}

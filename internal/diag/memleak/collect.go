@@ -88,7 +88,7 @@ var seenInKernel = seen{
 	Vmalloc: {[]string{"vmalloc"}, []string{freesOfVmalloc}}, Percpu: {[]string{"percpu"}, []string{freesOfPercpu}},
 }
 
-// Options say what to watch.
+// Options select the memory that is watched.
 type Options struct {
 	BTF      sensor.BTF
 	PID      int           // watch the memory of this process, from its C library; 0: the kernel's
@@ -100,7 +100,7 @@ type Options struct {
 	MaxCPU   float64 // percent of one CPU; if the sensors take more, fewer addresses are watched; 0: no limit
 }
 
-// TableSize is the default number of live allocations that there is room for.
+// TableSize is the default limit of live allocations in the table.
 const TableSize = uint32(memleakLeakConstantLEAK_TABLE_SIZE)
 
 // SampleMax is the largest N of sampling 1/N.
@@ -250,7 +250,7 @@ func (c *collector) cache(key uint64) string {
 	return event.Text(cache.Name[:])
 }
 
-// unfreed returns how often the free of a stack's allocation was not seen.
+// unfreed returns the number of times that the free of a stack's allocation was not seen.
 func (c *collector) unfreed(stack int32) uint64 {
 	var n uint64
 	if c.set.Maps[memleakMapShLeakUnfreed].Lookup(stack, &n) != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/diag/symbol"
 )
 
-// TestMain is also the process whose kernel memory is watched: it keeps, drops and churns what the test says, on its
+// TestMain is also the process whose kernel memory is watched: it keeps, drops and churns as the test says on its
 // standard input, and answers each line when it has done so.
 func TestMain(m *testing.M) {
 	if os.Getenv("SHUNT_TEST_MEMLEAK") == "" {
@@ -251,7 +251,8 @@ func (w watched) snapshot(t *testing.T) (Snapshot, Counts) {
 	return w.a.take(mine, at, float64(at)/1e9, counts.missed(), nil), counts
 }
 
-// of is the row of a kind and a function at the top of the stack that grows most, and how many are live in all such rows.
+// of returns the row that grows most of a kind with a function at the top of the stack, and the number of live
+// allocations in all such rows.
 func (s Snapshot) of(kind Kind, functions ...string) (first Row, live uint64) {
 	for _, r := range s.Rows {
 		if r.Kind == kind && len(r.Stack) > 0 && isFunction(r.Stack[0], functions) && (kind != Slab || ofPipes(r)) {
@@ -272,7 +273,7 @@ func ofPipes(r Row) bool {
 // files are the functions that allocate a file, by kernel. Its cache may be merged with another one.
 var files = []string{"alloc_empty_file", "__alloc_file"}
 
-// TestEachKindIsCountedExactly keeps known numbers of each kind beside a process that churns, and lets go of them.
+// TestEachKindIsCountedExactly keeps known numbers of each kind beside a process that churns, and drops them.
 func TestEachKindIsCountedExactly(t *testing.T) {
 	noise(t)
 	w := watchOne(t, Options{Interval: time.Second})
@@ -301,7 +302,7 @@ func TestEachKindIsCountedExactly(t *testing.T) {
 		}
 	}
 	w.p.do(t, "drop")
-	// Files are let go of when the process returns from its calls, and maps after a grace period of RCU.
+	// Files are freed when the process returns from its calls, and maps after a grace period of RCU.
 	var counts Counts
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		s, counts = w.snapshot(t)
@@ -324,7 +325,7 @@ func TestEachKindIsCountedExactly(t *testing.T) {
 	}
 }
 
-// TestGrowthIsFound keeps more and more, and then no more: that is no growth.
+// TestGrowthIsFound keeps more and more, and then a constant number: that is no growth.
 func TestGrowthIsFound(t *testing.T) {
 	noise(t)
 	w := watchOne(t, Options{Interval: 100 * time.Millisecond})
@@ -359,7 +360,7 @@ func TestChurnDoesNotGrow(t *testing.T) {
 	w := watchOne(t, Options{Interval: interval})
 	for n := range 14 {
 		w.p.tell(t, "churn 5")
-		time.Sleep(time.Duration(n%4) * interval / 4) // what a snapshot finds the process doing shall differ
+		time.Sleep(time.Duration(n%4) * interval / 4) // snapshots shall find the process at different points
 		s, _ := w.snapshot(t)
 		w.p.wait(t)
 		for _, r := range s.Rows {
@@ -416,7 +417,7 @@ func TestChurnForMinutes(t *testing.T) {
 	}
 }
 
-// filesAndProcesses makes and removes them until the test ends, and says how often.
+// filesAndProcesses makes and removes them until the test ends, and returns the number of rounds.
 func filesAndProcesses(t *testing.T) (rounds func() uint64) {
 	var n atomic.Uint64
 	folder := t.TempDir()

@@ -11,8 +11,9 @@ import (
 // faults has the files of the module of test/kernel/fault.
 const faults = "/sys/kernel/debug/shunt_fault"
 
-// TestModuleLeaks has a module keep known numbers of objects, pages and ranges, a part at a time, beside processes that churn: at each
-// time as many are told as there are, with the module's function at the top of the stack, and all of them grow.
+// TestModuleLeaks has a module keep known numbers of objects, pages and ranges, a part at a time, beside processes that
+// churn: each time the exact number is reported, with the module's function at the top of the stack, and all of them
+// grow.
 func TestModuleLeaks(t *testing.T) {
 	if _, err := os.Stat(faults); err != nil {
 		t.Skipf("needs the module of test/kernel/fault, which test/kernel loads: %v", err)
@@ -58,7 +59,8 @@ func TestModuleLeaks(t *testing.T) {
 	t.Logf("%+v, confidence %.2f %%", counts.sum(), counts.Confidence())
 }
 
-// byModule is the first row of a kind with a function of the module at the top, and how many are live in all such rows.
+// byModule returns the first row of a kind with a function of the module at the top, and the number of live allocations
+// in all such rows.
 func (s Snapshot) byModule(kind Kind, function string) (first Row, live uint64) {
 	for _, r := range s.Rows {
 		if r.Kind == kind && len(r.Stack) > 0 && strings.HasPrefix(r.Stack[0], function+"+") {

@@ -42,7 +42,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestOutputOfAProcess has what is said of a process alone.
+// TestOutputOfAProcess has the output that only a process has.
 func TestOutputOfAProcess(t *testing.T) {
 	of := &watchedProcess{pid: 12, comm: "app", libraries: []*symbol.File{{Path: "/lib/libc.so.6"}, {Path: "/opt/lib\x1bjemalloc.so"}}}
 	ended := Interval{Time: time.Unix(0, 0).UTC(), Seconds: 9, Sample: 1, Live: 3, Bytes: 300, Confidence: 100, Ended: true, Counts: Counts{Malloc: {Allocs: 5, Frees: 2}},

@@ -29,8 +29,8 @@ var compilers = []struct {
 // leakyFile is for machines without a compiler.
 var leakyFile = flag.String("leaky", "", "the program of testdata/leaky.c, in the place of what tests compile")
 
-// compile makes the program of testdata/leaky.c, or with g++ of leaky.cc. It has frame pointers, so that stacks are whole, and its own functions are not what
-// the compiler takes malloc for.
+// compile makes the program of testdata/leaky.c, or with g++ of leaky.cc. It has frame pointers, so that stacks are
+// whole, and the compiler does not take its own functions for malloc.
 func compile(t *testing.T, args ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "leaky")
@@ -236,7 +236,7 @@ func TestProcessThatGrows(t *testing.T) {
 	}
 }
 
-// TestOlderMemoryOfAProcessIsNobodysLeak moves and frees what was allocated before the start.
+// TestOlderMemoryOfAProcessIsNobodysLeak moves and frees memory that was allocated before the start.
 func TestOlderMemoryOfAProcessIsNobodysLeak(t *testing.T) {
 	l := startLeaky(t, compile(t, "gcc"))
 	l.do(t, "m", 200)
@@ -252,7 +252,8 @@ func TestOlderMemoryOfAProcessIsNobodysLeak(t *testing.T) {
 	}
 }
 
-// TestProcessEnds has a summary of what the process has not given back; a process that runs another program has none.
+// TestProcessEnds has a summary of the memory that the process has not given back; a process that runs another program
+// has none.
 func TestProcessEnds(t *testing.T) {
 	l := startLeaky(t, compile(t, "gcc"))
 	var out bytes.Buffer
@@ -280,7 +281,7 @@ func TestProcessEnds(t *testing.T) {
 	}
 }
 
-// beginningSeen says when the first line is written.
+// beginningSeen closes a channel when the first line is written.
 type beginningSeen struct {
 	io.Writer
 	seen chan struct{}
@@ -309,7 +310,7 @@ func isGoAlone(t *testing.T) bool {
 	return len(libraries) == 0
 }
 
-// TestProcessesThatAreRefused says why.
+// TestProcessesThatAreRefused checks the reasons.
 func TestProcessesThatAreRefused(t *testing.T) {
 	if *leakyFile != "" {
 		t.Skip("needs gcc: the program must have no symbols")
@@ -346,7 +347,7 @@ func TestProcessesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestCostOfAProcess measures what a pair of malloc and free costs, for the guide.
+// TestCostOfAProcess measures the cost of a pair of malloc and free, for the guide.
 func TestCostOfAProcess(t *testing.T) {
 	if os.Getenv("SHUNT_SOAK") == "" {
 		t.Skip("measures, and does not judge; SHUNT_SOAK=1 runs it")

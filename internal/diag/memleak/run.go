@@ -170,7 +170,7 @@ func (w *Watcher) untilEnd(parent context.Context) (context.Context, func()) {
 	}
 }
 
-// Interval reads what is live now, and keeps the budget.
+// Interval reads the live allocations, and keeps the budget.
 func (w *Watcher) Interval() (Interval, error) {
 	i := Interval{Time: time.Now(), Sample: w.c.sample}
 	i.Seconds = i.Time.Sub(w.began).Seconds()

@@ -13,7 +13,7 @@ import (
 // batchMax is the largest number of messages that one system call sends or receives.
 const batchMax = 64
 
-// inboxBytes is how much of a message is kept: a whole report with the IP header. The rest of a probe is zeros.
+// inboxBytes is the kept part of a message: a whole report with the IP header. The rest of a probe is zeros.
 const inboxBytes = 2048
 
 // mmsghdr is struct mmsghdr of sendmmsg(2).
@@ -90,8 +90,8 @@ func (o *outbox) put(i int, is6 bool, code byte, id uint16, h head) {
 	echoHead(b, is6, true, code, id, uint16(h.sequence))
 }
 
-// sendBatch sends the messages from one index up to another. It returns how many the kernel took and, if it did not take all, its error for
-// the next one.
+// sendBatch sends the messages from one index up to another. It returns the number that the kernel took and, if it did
+// not take all, its error for the next one.
 func (s *socket) sendBatch(o *outbox, from, to int) (int, error) {
 	sent := 0
 	for from+sent < to {

@@ -44,12 +44,12 @@ type Options struct {
 	Places   bool          // note the places in all network namespaces
 	OneHost  bool          // the server is on this host, whose places are noted here: the server's would be the same ones
 	UserID   uint16        // of this host, sent with its places
-	Debug    io.Writer     // receives a description of what the kernel has loaded; nil: none is written
+	Debug    io.Writer     // receives a description of the program that the kernel has loaded; nil: none is written
 }
 
 const patienceDefault = 2 * time.Second
 
-// Mode says which messages a probe waits for before it is reported.
+// Mode selects the messages that a probe waits for before it is reported.
 type Mode string
 
 // The modes, by the names that PingTrace has for them.
@@ -95,7 +95,7 @@ type client struct {
 	room      room
 	passed    func() error // called when probes have been reported; nil: none
 
-	mu    sync.Mutex // guards what follows, for the sender and the receiver
+	mu    sync.Mutex // guards the fields below, for the sender and the receiver
 	slots []pending  // by the low bits of the number. An open one belongs to the receiver, except sendFailure
 	first uint64     // the oldest probe that may not be over
 	sent  uint64
@@ -104,8 +104,8 @@ type client struct {
 	failure error
 }
 
-// openClient attaches the sensors and opens the socket. The caller's thread must be the one that receives, and must
-// be locked.
+// openClient attaches the sensors and opens the socket. The caller's thread must be the receiving thread, and must be
+// locked.
 func openClient(o Options) (*client, error) {
 	random := make([]byte, 10)
 	_, _ = rand.Read(random) // never fails, crypto/rand
@@ -136,8 +136,8 @@ func openClient(o Options) (*client, error) {
 	return c, nil
 }
 
-// underWay returns the number of probes that there has to be room for: if all are lost, those of the patience, and half as many again.
-// Further probes wait for room. The number is a power of two.
+// underWay returns the number of probes for which there must be room: if all are lost, those of the patience, and half
+// as many again. Further probes wait for room. The number is a power of two.
 func (o Options) underWay() uint64 {
 	most := rowsMax
 	if o.Interval > 0 {
@@ -280,7 +280,7 @@ func (o Options) together() bool { return o.Interval < togetherInterval && o.Mod
 // roomWait is the shortest wait of the sender: timers are no better, and many probes get room at once.
 const roomWait = 50 * time.Microsecond
 
-// due returns how many probes, from number n on, can be sent now if n was due at a time; 0: there is no room.
+// due returns the number of probes, from number n on, that can be sent now if n was due at a time; 0: there is no room.
 func (c *client) due(n uint64, at time.Time) int {
 	c.mu.Lock()
 	count := uint64(len(c.slots)) - (n - c.first)

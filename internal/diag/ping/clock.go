@@ -59,12 +59,12 @@ func (c *clock) add(out, receive, answer, back int64) (offset, err int64, ok boo
 	return now.offset, now.err, true
 }
 
-// drifted returns by how much two clocks may drift apart in a time, in ns, rounded up.
+// drifted returns the largest possible drift of two clocks in a time, in ns, rounded up.
 func drifted(ns int64) int64 { return int64(math.Ceil(driftMax * math.Abs(float64(ns)))) }
 
-// bridge converts times of the server's clock between receive and answer to the client's. The offset is that of back; if
-// the clocks drift while the server has the probe, the offset moves from the one that the way out allows to the one that the way back
-// allows, so the correction is spread over all stages.
+// bridge converts times of the server's clock between receive and answer to the client's. The offset is that of back;
+// if the clocks drift while the server has the probe, the offset moves from the value that the way out allows to the
+// value that the way back allows, so the correction is spread over all stages.
 func bridge(offset, out, receive, answer, back int64) func(ns int64) int64 {
 	begin, end := min(offset, receive-out), max(offset, answer-back)
 	return func(ns int64) int64 {

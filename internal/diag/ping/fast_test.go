@@ -95,7 +95,8 @@ func TestAProcessThatIsLateLosesNothing(t *testing.T) {
 	}
 }
 
-// TestNoAllocationForAProbe is of what is done for each probe: at 50,000 a second, garbage would be collected all the time.
+// TestNoAllocationForAProbe is about the work for each probe: at 50,000 a second, garbage would be collected all the
+// time.
 func TestNoAllocationForAProbe(t *testing.T) {
 	all := shownPending()
 	var c clock

@@ -136,7 +136,7 @@ func (i *Image) timeline(w io.Writer) {
 	}
 }
 
-// legend returns the stages that are named beside their colours: those of ICMP, and others that are drawn.
+// legend returns the stages that are named beside their colours: those of ICMP, and all others that are drawn.
 func (i *Image) legend() (all []stageKind) {
 	drawn := map[int]bool{}
 	for _, p := range i.slowest {

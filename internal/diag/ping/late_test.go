@@ -63,7 +63,7 @@ func (k *keeper) attach(tracepoint string) error {
 	return err
 }
 
-// kept is how long the probe was kept, in ns.
+// kept is the time for which the probe was kept, in ns.
 func (k *keeper) kept(sequence uint64) (ns int64, err error) {
 	var value uint64
 	err = k.collection.Maps[late.LateMapShLate].Lookup(uint32(sequence%64), &value)
@@ -114,7 +114,7 @@ func TestADelayIsFoundInEachStage(t *testing.T) {
 	}
 }
 
-// findLate compares the stages of probes that were kept with those of the others.
+// findLate compares the stages of probes that were kept with the stages of the others.
 func findLate(t *testing.T, k *keeper, probes []Probe, stage string) {
 	t.Helper()
 	usual, later := map[string][]int64{}, map[string][]int64{}

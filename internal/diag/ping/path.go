@@ -74,7 +74,7 @@ func stageAt(name string) int {
 	return slices.IndexFunc(stages, func(k stageKind) bool { return k.name == first })
 }
 
-// via says how a balancer treated a probe, as far as its stamps show.
+// via is a balancer's treatment of a probe, as far as its stamps show.
 type via int
 
 const (

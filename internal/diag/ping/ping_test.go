@@ -172,7 +172,7 @@ func sumOfStages(t *testing.T, p Probe) (total int64) {
 	return total
 }
 
-// check finds what must be true of each probe that was answered.
+// check fails unless the properties of every answered probe hold.
 func check(t *testing.T, probes []Probe) {
 	t.Helper()
 	incomplete := 0
@@ -306,7 +306,7 @@ func TestADelayIsFoundInTheQueue(t *testing.T) {
 			// server or a router solicitation: the median has neither.
 			want := int64(1e9) * frameBytes / rateBytes
 			t.Logf("%s: packets leave each %s µs in the median, configured %s; they wait %s", stage, us(median(gaps)), us(want), us(median(waits)))
-			// No machine lets them leave earlier, and one that is loaded is late: its timers are.
+			// No machine lets them leave earlier, and a loaded one is late: its timers are.
 			if median(gaps) < want-max(want/20, 100_000) || median(gaps) > 2*want || median(waits) < 2*want {
 				t.Errorf("packets leave %s each %s µs, and not each %s, or their wait is short: %s", stage, us(median(gaps)), us(want), us(median(waits)))
 			}
@@ -324,7 +324,7 @@ func TestNetemIsFoundInTheQueue(t *testing.T) {
 			h.serve(t, nil)
 			o := Options{Server: server4, Count: 1, Interval: time.Millisecond, Bytes: probeBytes}
 			h.ping(t, o, nil) // the neighbours know each other after that
-			// A probe leaves when the one before it has come back, so that a slow machine has only one at a time to work on.
+			// A probe leaves when the one before it has come back, so that a slow machine works on only one at a time.
 			o.Count, o.Interval = 10, 2*delay
 			before, _ := h.ping(t, o, nil)
 			at := map[string]*lab.Host{"client": h.client, "server": h.server}[side]
@@ -380,7 +380,7 @@ func blamesNoOther(t *testing.T, before, probes []Probe, stage string, delay int
 	}
 }
 
-// timesOfOthers are those of the stages of complete probes, but one.
+// timesOfOthers are the times of all stages of complete probes, but one.
 func timesOfOthers(probes []Probe, stage string) map[string][]int64 {
 	others := map[string][]int64{}
 	for _, p := range probes {
@@ -522,7 +522,7 @@ func TestClocksThatDiffer(t *testing.T) {
 		if p.Clock == nil { // without stamps
 			continue
 		}
-		// The offset is of a moment of the round trip.
+		// The offset belongs to a moment of the round trip.
 		least, most := ahead(uint64(p.sentNs)), ahead(uint64(p.sentNs+p.RoundTrip))
 		if got := *p.Clock; got.OffsetNs < least-got.ErrorNs-1 || got.OffsetNs > most+got.ErrorNs+1 {
 			t.Errorf("the server is %d to %d ns ahead, but %+v: %v", least, most, got, p)

@@ -148,7 +148,7 @@ func (p Probe) unreported() bool {
 // String returns the probe as one line.
 func (p Probe) String() string { return string(p.append(nil)) }
 
-// append adds what the balancer did.
+// append adds the balancer's verdict, reason and clock.
 func (v Balancer) append(b []byte) []byte {
 	b = append(append(append(append(b, "; balancer at "...), v.Hook...), ' '), v.Verdict...)
 	if v.Reason != "" {
@@ -161,7 +161,7 @@ func (v Balancer) append(b []byte) []byte {
 	return v.appendOthers(b)
 }
 
-// appendOthers adds what is not told of other balancers.
+// appendOthers adds the number of stamps of other balancers, which are not shown.
 func (v Balancer) appendOthers(b []byte) []byte {
 	if v.Others == 0 {
 		return b
@@ -169,7 +169,7 @@ func (v Balancer) appendOthers(b []byte) []byte {
 	return strconv.AppendUint(append(b, "; stamps of other programs of shunt that are not shown: "...), uint64(v.Others), 10)
 }
 
-// String returns where the probe was dropped, and why.
+// String returns the place and the reason of the drop.
 func (d Drop) String() string {
 	switch d.Verdict {
 	case verdictDrop:
@@ -282,7 +282,7 @@ type StageSpread struct {
 	Name   string `json:"stage"`
 	Probes uint64 `json:"probes"`
 	Spread
-	Longest uint64 `json:"longest_in"` // number of probes whose longest stage it is
+	Longest uint64 `json:"longest_in"` // number of probes of which it is the longest stage
 }
 
 // Drift is the rate by which the server's clock gains, in millionths.

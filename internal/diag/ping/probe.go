@@ -12,7 +12,7 @@ type Stage struct {
 	Ns   int64  `json:"ns"`
 }
 
-// Clock says how far another host's clock is ahead of the client's, and the largest error of that.
+// Clock is the distance by which another host's clock is ahead of the client's, and the largest error of that.
 type Clock struct {
 	OffsetNs int64 `json:"offset_ns"`
 	ErrorNs  int64 `json:"error_ns"`
@@ -26,7 +26,7 @@ type Listener struct {
 	User     int64 `json:"user_ns"`     // to the process
 }
 
-// Drop says where a probe or its answer was dropped.
+// Drop is the place where a probe or its answer was dropped.
 type Drop struct {
 	Host    string `json:"host"`
 	Verdict string `json:"verdict,omitempty"` // of a balancer's program: drop, or answer: it answered instead of the server
@@ -76,7 +76,7 @@ type Probe struct {
 	sentNs int64 // on the client's clock, for tests
 }
 
-// state says how far a pending probe has come. The sender opens free ones, and the receiver does the rest.
+// state is the progress of a pending probe. The sender opens free ones, and the receiver does the rest.
 type state byte
 
 const (

@@ -19,18 +19,18 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// trailWait is how long the server waits for places that an answer passes after it has left the namespace, in other queues
+// trailWait bounds the server's wait for places that an answer passes after it has left the namespace, in other queues
 // and devices of the host.
 const trailWait = 10 * time.Millisecond
 
-// answerPatience is how long the server waits until the kernel's answer to a probe has left: less than a client waits.
+// answerPatience bounds the server's wait until the kernel's answer to a probe has left: less than a client waits.
 const answerPatience = time.Second
 
 // busyProbes is the number of probes in one reportWait from which on the process takes them together. Waking it for each would cost a
 // CPU more than all the rest; the kernel answers meanwhile.
 const busyProbes = 8
 
-// reportWait is how long a report may wait for more probes.
+// reportWait bounds the wait of a report for more probes.
 const reportWait = time.Millisecond
 
 // heard is a probe that the server's process has received.
@@ -68,7 +68,7 @@ type ServerOptions struct {
 	OneHost  bool      // the client is on this host and notes them itself: they are not sent
 	UserID   uint16    // of this host, sent with its places
 	Port     uint16    // of UDP, at which probes are answered too; 0: none
-	Debug    io.Writer // receives a description of what the kernel has loaded; nil: none is written
+	Debug    io.Writer // receives a description of the program that the kernel has loaded; nil: none is written
 }
 
 // server reports the probes that it sees. The kernel answers probes of ICMP, and the server those of UDP.
@@ -257,7 +257,7 @@ func (s *server) lookAt(h *heard, now uint64) bool {
 	return true
 }
 
-// report sends the clients all that is ready, in as few messages as possible.
+// report sends the clients all reports that are ready, in as few messages as possible.
 func (s *server) report() {
 	slices.SortStableFunc(s.ready, func(a, b heard) int { return cmp.Compare(a.session, b.session) })
 	for ready := s.ready; len(ready) > 0; {

@@ -24,7 +24,7 @@ type stamp struct {
 	hook            hook // where the program is
 }
 
-// hook is where a balancer's program is: at XDP or at tc.
+// hook is the hook of a balancer's program: XDP or tc.
 type hook bool
 
 const (
@@ -46,7 +46,7 @@ const (
 	flagTC
 )
 
-// took returns how long the program had it, in ns; 0: not known.
+// took returns the time for which the program had it, in ns; 0: not known.
 func (s stamp) took() int64 { return int64(s.end - s.begin) }
 
 // ends reports whether the probe did not go on from there.
@@ -160,8 +160,8 @@ func (r *relay) take(s kernel.Stamp, skew func(ns uint64) uint64) {
 	}
 }
 
-// tell sends all stamps that were read, in as few messages as possible, by send. It returns how many stamps were sent, and how many
-// messages were not.
+// tell sends all stamps that were read, in as few messages as possible, by send. It returns the number of stamps that
+// were sent, and of messages that were not.
 func (r *relay) tell(send func(message []byte, to netip.Addr) error) (told, notSent uint64) {
 	slices.SortStableFunc(r.ready, func(a, b relayed) int { return cmp.Compare(a.session, b.session) })
 	for ready := r.ready; len(ready) > 0; {

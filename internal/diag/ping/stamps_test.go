@@ -60,8 +60,8 @@ func TestStampsArriveAsTheyWere(t *testing.T) {
 	})
 }
 
-// TestABalancerIsPlacedInOrder has three random clocks, and random ways through a balancer: no stage is negative, those of one clock
-// are right, all add up, and the balancer's offset is within its bound.
+// TestABalancerIsPlacedInOrder has three random clocks, and random ways through a balancer: no stage is negative, the
+// stages of one clock are right, all add up, and the balancer's offset is within its bound.
 func TestABalancerIsPlacedInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ahead := func(name string) uint64 { return uint64(rapid.Int64Range(1e15, 2e15).Draw(t, name)) }
@@ -178,7 +178,7 @@ func TestTwoBalancersOnTheWay(t *testing.T) {
 			}
 		}
 	}
-	// Any host may tell of stamps: so many are remembered.
+	// Any host may send stamps: so many are remembered.
 	crowd := &client{slots: make([]pending, 2)}
 	*crowd.slot(1) = pending{sequence: 1, state: isOpen}
 	for n := range byte(tellersMax + 3) {
@@ -228,7 +228,7 @@ func TestUDPHasTheProcessInTheRoundTrip(t *testing.T) {
 	}
 }
 
-// TestUDPAtFullSpeed: every probe has one outcome, as those of ICMP.
+// TestUDPAtFullSpeed: every probe has one outcome, as with ICMP.
 func TestUDPAtFullSpeed(t *testing.T) {
 	h := build(t)
 	h.serveWith(t, ServerOptions{Port: 7007}, nil)
@@ -270,8 +270,9 @@ func stamped(t *testing.T, ring map[string]*ebpf.Map, begun uint64, sessions ...
 	}
 }
 
-// TestTheRelayFollowsInstances: a relay tells of instances that were there before it, of one that begins later, and of one that ends
-// and begins anew. It tells of each stamp once, also of the last ones before an end, and of those behind one that was never ended.
+// TestTheRelayFollowsInstances: a relay reports the stamps of instances that were there before it, of one that begins
+// later, and of one that ends and begins anew. It reports each stamp once, also the last ones before an end, and those
+// behind a stamp that was never ended.
 func TestTheRelayFollowsInstances(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make BPF maps")

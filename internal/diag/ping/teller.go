@@ -2,7 +2,7 @@ package ping
 
 import "net/netip"
 
-// teller is a host that has told of its balancers' stamps.
+// teller is a host that has reported its balancers' stamps.
 type teller struct {
 	address netip.Addr
 	order   int // in which tellers were met, from 1
@@ -10,16 +10,16 @@ type teller struct {
 	clock   clock
 }
 
-// tellersMax is how many a client remembers: any host may send it stamps.
+// tellersMax is the number of tellers that a client remembers: any host may send it stamps.
 const tellersMax = 16
 
-// Teller is a host that told a client of its balancers' stamps.
+// Teller is a host that reported its balancers' stamps to a client.
 type Teller struct {
 	Address netip.Addr `json:"address"`
 	Stamps  uint64     `json:"stamps"`
 }
 
-// teller is the one with the address; nil: there are too many.
+// teller returns the teller with the address; nil: there are too many.
 func (c *client) teller(address netip.Addr) *teller {
 	for _, one := range c.tellers {
 		if one.address == address {
@@ -33,11 +33,11 @@ func (c *client) teller(address netip.Addr) *teller {
 	return c.tellers[len(c.tellers)-1]
 }
 
-// takeStamp takes what one program says of the probe or of its answer. The account of a probe has room for the stamps of one host, and for one
-// program there in each direction. isNews is whether the account is another one now.
+// takeStamp takes one program's stamp of the probe or of its answer. The account of a probe has room for the stamps of
+// one host, and for one program there in each direction. isNews reports whether this changes the account.
 //
-// A program that did not let the probe go on is shown rather than others; of hosts, the one that was met first; of programs on one
-// host, whose times are of one clock, the one that is next to the client.
+// A program that did not let the probe go on is shown rather than others; of hosts, the one that was met first; of
+// programs on one host, whose times are of one clock, the one that is next to the client.
 func (p *pending) takeStamp(from *teller, s stampEntry) (isNews bool) {
 	at := &p.stamps[number(s.isAnswer)]
 	switch {
@@ -68,7 +68,7 @@ func (p *pending) takeStamp(from *teller, s stampEntry) (isNews bool) {
 	return true
 }
 
-// isRather is whether a stamp is shown rather than another one.
+// isRather reports whether a stamp is shown rather than another one.
 func (s stamp) isRather(than stamp, isNext bool) bool {
 	if s.ends() != than.ends() {
 		return s.ends()

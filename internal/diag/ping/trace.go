@@ -126,7 +126,8 @@ func (r *recorder) mapRows() error {
 	return nil
 }
 
-// load loads the programs that are no sensors: the socket's filter, and the one that learns which thread this is.
+// load loads the programs that are no sensors: the socket's filter, and the program that learns the number of this
+// thread.
 func (r *recorder) load(spec *ebpf.CollectionSpec) error {
 	rest := spec.Copy()
 	for name := range rest.Programs {
@@ -169,8 +170,8 @@ func (r *recorder) now() uint64 {
 	return uint64(t.Nano() + r.ahead)
 }
 
-// clockAhead returns by how much the kernel's clock is ahead of the clock that this process sees, in ns; 0 on a kernel
-// without time namespaces (time_namespaces(7)).
+// clockAhead returns the time by which the kernel's clock is ahead of the clock that this process sees, in ns; 0 on a
+// kernel without time namespaces (time_namespaces(7)).
 func clockAhead(path string) (int64, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

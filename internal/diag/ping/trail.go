@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// Place is a place where a probe or its answer was seen, in any network namespace of a host.
+// Place is a place that a probe or its answer passed, in any network namespace of a host.
 type Place struct {
 	Host      string `json:"host"`    // client or server
 	UserID    uint16 `json:"user_id"` // that host's --userid; 0: none
@@ -100,7 +100,7 @@ func appendTrail(b []byte, userID uint16, places []place) []byte {
 	return b
 }
 
-// parseTrail reads what appendTrail wrote, and accepts nothing else.
+// parseTrail reads the text of appendTrail, and accepts nothing else.
 func parseTrail(b []byte) (userID uint16, all []place, err error) {
 	if len(b) < trailBytes {
 		return 0, nil, fmt.Errorf("decode the places of a probe: %d bytes are fewer than %d", len(b), trailBytes)

@@ -54,7 +54,7 @@ func TestPlacesInAllNamespaces(t *testing.T) {
 		want := way(clientHost, 1)
 		if !o.OneHost {
 			want = append(want, way(serverHost, 2)...)
-			slices.Sort(want) // the clocks are known so well only that both hosts' places may be told in either order
+			slices.Sort(want) // the clocks' error is so large that both hosts' places may be listed in either order
 		}
 		probes, s := h.ping(t, o, nil)
 		check(t, probes)
@@ -148,7 +148,7 @@ func TestAutoStopsToWaitForReports(t *testing.T) {
 	}
 }
 
-// TestAutoWaitsAgain is of the decision alone.
+// TestAutoWaitsAgain tests the decision alone.
 func TestAutoWaitsAgain(t *testing.T) {
 	c := &client{slots: make([]pending, 4)}
 	for range missesMax {

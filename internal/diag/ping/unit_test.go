@@ -100,7 +100,7 @@ func TestReportsArriveAsTheyWere(t *testing.T) {
 	})
 }
 
-// FuzzReport gives what any host may send to the decoders.
+// FuzzReport gives the decoders messages as any host may send them.
 func FuzzReport(f *testing.F) {
 	b := make([]byte, headBytes)
 	head{kind: 2, session: 7, sequence: 1}.put(b)
@@ -139,7 +139,7 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-// TestChecksum is of a message with a right checksum: the sum of all is 0. RFC 1071.
+// TestChecksum has a message with a right checksum: the sum of all is 0. RFC 1071.
 func TestChecksum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := rapid.SliceOfN(rapid.Byte(), 4, 70).Draw(t, "message")
@@ -219,7 +219,7 @@ func shownPending() []*pending {
 	}
 }
 
-// shown are these as they are told of.
+// shown are these probes as reported.
 func shown() []Probe {
 	number := func(n uint32) string { return map[uint32]string{2: "NO_SOCKET"}[n] }
 	var c clock
@@ -268,9 +268,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
-// it is XML.
-// TestImageHasProbesThatAreNotShown draws those up to the round trip from which on probes are printed, too.
+// TestImageHasProbesThatAreNotShown draws probes below the round trip from which on probes are printed, too.
 func TestImageHasProbesThatAreNotShown(t *testing.T) {
 	var out bytes.Buffer
 	p := Printer{Out: &out, Above: time.Hour, Image: &Image{}}
@@ -289,6 +287,8 @@ func TestImageHasProbesThatAreNotShown(t *testing.T) {
 	}
 }
 
+// TestImage draws probes of each kind, and more than there are columns: none is left out, the largest and the lost ones are there, and
+// it is XML.
 func TestImage(t *testing.T) {
 	var few Image
 	for _, p := range shown() {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// isSampled says of a task the same as is_watched of the programs.
+// isSampled decides about a task as is_watched of the programs does.
 func isSampled(tid, one uint32) bool {
 	return tid*uint32(schedSchedConstantSCHED_MULTIPLIER)>>16&(one-1) == 0
 }
@@ -68,7 +68,8 @@ func (u *untilChanged) Write(p []byte) (int, error) {
 	return u.Buffer.Write(p)
 }
 
-// TestBudgetIsTold has a limit that any sensor exceeds: the tools say what they change, when they do and in the summary.
+// TestBudgetIsTold has a limit that any sensor exceeds: the tools report each change when they make it, and in the
+// summary.
 func TestBudgetIsTold(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")

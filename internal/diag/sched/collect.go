@@ -17,7 +17,7 @@ import (
 
 const uncheckedTypes = "the kernel does not check the arguments' types"
 
-// at is a sensor at a tracepoint.
+// at returns a sensor at a tracepoint.
 func at(name, watches, tracepoint, program string) sensor.Sensor {
 	return sensor.Sensor{Name: name, Watches: watches, Ways: []sensor.Way{
 		{Kind: sensor.TPBTF, Target: tracepoint, Program: program + "_btf"},
@@ -31,8 +31,8 @@ func timer(watches, without string, every time.Duration) sensor.Sensor {
 		Ways: []sensor.Way{{Kind: sensor.Timer, Target: "cpu-clock", Program: "sh_sched_timer", Every: every}}}
 }
 
-// waitSensors are those of waits. The second runs once, and only where the kernel notes itself when it queues a task. The last two run at each
-// wake-up, and are attached only where it does not.
+// waitSensors are the sensors of waits. The second runs once, and only where the kernel itself notes the time at which
+// it queues a task. The last two run at each wake-up, and are attached only where it does not.
 func waitSensors() []sensor.Sensor {
 	const watches, tracepoint = "which task gets a CPU, and from whom", "sched_switch"
 	noted, older := at(switches, watches, tracepoint, "sh_queued"), at(switches, watches, tracepoint, "sh_switch")
@@ -62,7 +62,7 @@ func programs(s sensor.Sensor) (names []string) {
 	return names
 }
 
-// withoutNotes says what is lost where the kernel has no CONFIG_SCHED_INFO.
+// withoutNotes is the loss where the kernel has no CONFIG_SCHED_INFO.
 const withoutNotes = "each wake-up costs time, too, because the kernel does not note when it queues a task"
 
 // Names of the sensors; a budget may detach those after the first.
@@ -76,7 +76,7 @@ const (
 	ticks        = "timer"
 )
 
-// without sets what the tool still has without a sensor.
+// without sets the part of the tool that works without a sensor.
 func without(s sensor.Sensor, has string) sensor.Sensor {
 	s.Without = has
 	return s
@@ -90,7 +90,7 @@ func runqSensors() []sensor.Sensor {
 	return append(waitSensors(), timer("how many tasks each CPU has to run, a hundred times a second", "the lengths of run queues are not known", samplePeriod))
 }
 
-// Options say what to watch.
+// Options select the waits that are watched.
 type Options struct {
 	BTF       sensor.BTF
 	PID       uint32        // only waits of this process; 0: of all
@@ -109,8 +109,8 @@ type collector struct {
 	began  time.Time
 	member sensor.Member // of a budget
 	budget *sensor.Budget
-	kept   time.Time // when the budget was last looked at
-	noRoom uint64    // waits without room, when the table was last cleared
+	kept   time.Time // time of the last look at the budget
+	noRoom uint64    // waits without room, at the last clearing of the table
 }
 
 // sampleMax is the N of the smallest sample 1/N of tasks. Most of the remaining cost is then to note which task ran.
@@ -237,8 +237,8 @@ func (c *collector) missed() (Missed, error) {
 	return m, err
 }
 
-// resample has the programs watch one task of so many. A task that was left out for a while is forgotten before it is watched again: what
-// was remembered of it is too old, and its waits meanwhile would count as not seen.
+// resample has the programs watch one task of so many. A task that was left out for a while is forgotten before it is
+// watched again: its entry is too old, and its waits meanwhile would count as not seen.
 func (c *collector) resample(one uint32) error {
 	if err := c.forget(); err != nil {
 		return err

@@ -27,10 +27,11 @@ func fault(t *testing.T, name string, number time.Duration) {
 	}
 }
 
-// TestModuleHoldsInterruptsOff has a module hold interrupts off for 3 to 80 ms, beside tasks that are busy, sleep and are stopped, and beside
-// code that holds preemption off. Of what was longer than twice the threshold, 95 % are found, each within a period of its length, and nothing else is
-// told as interrupts that were off: in an emulated machine, whose CPUs stand still while the host runs the other one or something else, at least not
-// the code that holds preemption off.
+// TestModuleHoldsInterruptsOff has a module hold interrupts off for 3 to 80 ms, beside tasks that are busy, sleep and
+// are stopped, and beside code that holds preemption off. Of the times longer than twice the threshold, 95 % are found,
+// each within a period of its length, and nothing else is reported as interrupts that were off: in an emulated machine,
+// whose CPUs stand still while the host runs the other one or something else, at least not the code that holds
+// preemption off.
 func TestModuleHoldsInterruptsOff(t *testing.T) {
 	if _, err := os.Stat(faults); err != nil {
 		t.Skipf("needs the module of test/kernel/fault, which test/kernel loads: %v", err)

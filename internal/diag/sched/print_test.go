@@ -94,7 +94,7 @@ func TestStallOutput(t *testing.T) {
 	}
 }
 
-// TestWhereInterruptsComeIn has code as it is before an interrupted instruction.
+// TestWhereInterruptsComeIn has the code before an interrupted instruction.
 func TestWhereInterruptsComeIn(t *testing.T) {
 	for _, test := range []struct {
 		name string

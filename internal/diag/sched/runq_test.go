@@ -20,10 +20,11 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// init keeps TestMain on the process's first thread: what it does as the watched task has the process's id.
+// init keeps TestMain on the process's first thread, so that the watched task has the process's id.
 func init() { runtime.LockOSThread() }
 
-// TestMain is also the task that is watched: it does what SHUNT_TEST_SCHED says on one CPU until it is killed.
+// TestMain is also the task that is watched: it does the work that SHUNT_TEST_SCHED names on one CPU until it is
+// killed.
 func TestMain(m *testing.M) {
 	does := os.Getenv("SHUNT_TEST_SCHED")
 	if does == "" {
@@ -68,7 +69,7 @@ func begin(t *testing.T, does string) uint32 {
 		t.Skip("needs root to load BPF programs")
 	}
 	c := exec.Command("/proc/self/exe", "-test.run", "^$")
-	// Else the Go runtime interrupts a busy task every 10 ms, and it gives up its CPU.
+	// Otherwise the Go runtime interrupts a busy task every 10 ms, and it gives up its CPU.
 	c.Env = append(os.Environ(), "SHUNT_TEST_SCHED="+does, "GODEBUG=asyncpreemptoff=1")
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
@@ -122,7 +123,8 @@ func threads(t *testing.T, pid uint32) []string {
 	return all
 }
 
-// schedstat is the kernel's own account of a process: ns that its threads waited for a CPU, and how often they got one.
+// schedstat is the kernel's own account of a process: ns that its threads waited for a CPU, and the number of times
+// that they got one.
 func schedstat(t *testing.T, pid uint32) (delay, times uint64) {
 	t.Helper()
 	for _, folder := range threads(t, pid) {
@@ -207,7 +209,8 @@ func observe(t *testing.T, pid uint32, sensors []sensor.Sensor, threshold time.D
 		sum += cpu.WaitNanos
 	}
 	want, wantTimes := delayAfter-delay, timesAfter-times
-	// Linux 6.18 leaves runs of programs out; the sensor counts what it has not seen, but for two switches in a row.
+	// Linux 6.18 leaves runs of programs out; the sensor counts the waits that it has not seen, but for two switches in
+	// a row.
 	unseen := ending.Missed.Unseen
 	t.Logf("waited %d ns in %d waits, and %d not seen; the kernel has %d ns in %d", sum, count(q), unseen, want, wantTimes)
 	tolerance := uint64(0) // the kernel's account
@@ -290,7 +293,8 @@ func testCompetitorIsNamed(t *testing.T, sensors []sensor.Sensor) {
 	}
 }
 
-// TestSleeperHasNoOtherWaits is of a task that asks for nothing: all its waits are those of the kernel's account, and most are of wake-ups.
+// TestSleeperHasNoOtherWaits has a task that asks for nothing: all its waits are those of the kernel's account, and
+// most are of wake-ups.
 func TestSleeperHasNoOtherWaits(t *testing.T) {
 	inEachWay(t, func(t *testing.T, sensors []sensor.Sensor) {
 		sleeper := begin(t, "sleep")

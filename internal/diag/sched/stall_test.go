@@ -58,7 +58,8 @@ func TestWaitsLeaveRoomForStalls(t *testing.T) {
 	compare(t, truth, s.all, s.threshold, decoys)
 }
 
-// TestDurationBeginsWithTheSensors is of both tools: loading programs may take longer than what the user asks for.
+// TestDurationBeginsWithTheSensors is about both tools: loading programs may take longer than the duration that the
+// user asks for.
 func TestDurationBeginsWithTheSensors(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -83,7 +84,7 @@ func TestDurationBeginsWithTheSensors(t *testing.T) {
 	}
 }
 
-// stalls is the tool at work, and what it has told.
+// stalls is the tool at work, and the stalls that it has reported.
 type stalls struct {
 	c         *collector
 	names     *symbol.Table
@@ -129,8 +130,8 @@ func (s *stalls) read(t *testing.T, d time.Duration) {
 	}
 }
 
-// end waits for two more ticks of the timer, because a late one is told of by the next, and takes the rest. Stalls
-// that were lost would make the comparison pointless.
+// end waits for two more ticks of the timer, because a late tick is reported by the next one, and takes the rest. Lost
+// stalls would make the comparison pointless.
 func (s *stalls) end(t *testing.T) Ending {
 	t.Helper()
 	samples := func() uint64 {
@@ -196,8 +197,8 @@ func holdInterrupts(t *testing.T, times int, between func()) (truth []hold.HoldH
 	return truth
 }
 
-// compare fails unless all that was held was found, with its duration, and nothing of the decoys. The hypervisor may take the
-// CPU between the end of what was held and the timer.
+// compare fails unless all holds were found, with their durations, and nothing of the decoys. The hypervisor may take
+// the CPU between the end of a hold and the timer.
 func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Duration, decoys []uint32) {
 	t.Helper()
 	found, wrong, stolen := 0, 0, 0
@@ -230,8 +231,8 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 	}
 	kinds, told := map[Kind]int{}, 0
 	// Where it is not known when the hypervisor takes the CPU, that may look like interrupts that are off. Where it
-	// counts steal, it may leave some out: in 28 runs on a loaded virtual machine 4 decoys were told of with a
-	// steal of 0. A tool that takes a decoy for interrupts that are off tells of it at each tick, hundreds of times.
+	// counts steal, it may leave some out: in 28 runs on a loaded virtual machine 4 decoys were reported with a steal
+	// of 0. A tool that takes a decoy for interrupts that are off reports it at each tick, hundreds of times.
 	uncounted, most := uncountedSteal(), 0
 	cpus, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -242,7 +243,7 @@ func compare(t *testing.T, truth []hold.HoldHold, all []Stall, threshold time.Du
 	}
 	for _, s := range all {
 		kinds[s.Kind]++
-		// The held lock may keep another CPU waiting, with interrupts off, until it is let go of.
+		// The held lock may keep another CPU waiting, with interrupts off, until it is released.
 		caused := slices.ContainsFunc(truth, func(h hold.HoldHold) bool {
 			return s.endNs > h.BeginNs && s.endNs < h.EndNs+uint64(period(threshold))
 		})

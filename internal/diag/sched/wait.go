@@ -51,7 +51,8 @@ func behind(raw schedSchedWait) ([]Competitor, uint64) {
 	byTask := map[uint32]*Competitor{}
 	unknown := raw.EndNs - min(raw.EndNs, raw.BeginNs)
 	for _, run := range raw.Runs {
-		// If the beginning of a run was not seen, it is not known how long that task had had the CPU.
+		// If the beginning of a run was not seen, the time for which that task had had the CPU is not
+		// known.
 		if run.BeginNs == 0 {
 			continue
 		}
@@ -84,7 +85,7 @@ type CPU struct {
 	WaitNanos  uint64   `json:"wait_ns"` // sum of all waits
 	Buckets    []uint64 `json:"buckets"` // waits by length: element n is of 2^n to 2^(n+1) µs, the first also of less
 	Samples    uint64   `json:"samples"`
-	LengthMean float64  `json:"length_mean"` // runnable tasks, with the one that runs
+	LengthMean float64  `json:"length_mean"` // runnable tasks, including the running one
 	LengthMax  uint64   `json:"length_max"`
 }
 

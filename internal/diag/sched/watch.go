@@ -31,7 +31,7 @@ type Load struct {
 	Waits     uint64  `json:"waits"`
 	MeanNanos uint64  `json:"mean_ns"`
 	P99Nanos  uint64  `json:"p99_below_ns"` // 99 % of the waits are shorter than this power of 2 in µs
-	Runnable  float64 `json:"runnable"`     // mean of tasks, with the one that runs; 0: not sampled
+	Runnable  float64 `json:"runnable"`     // mean of tasks, including the running one; 0: not sampled
 }
 
 // Waiter is a task with waits that were longer than the threshold.

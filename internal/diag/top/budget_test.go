@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// untilText takes what Run writes, and stops it when a text is in it.
+// untilText takes the output of Run, and stops it when a text is in it.
 type untilText struct {
 	bytes.Buffer
 	text string
@@ -24,8 +24,8 @@ func (u *untilText) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestBudgetOfTop has a limit that any sensor exceeds: the part that took most watches less, the screen has that in what is not seen, and the
-// summary has it too. The timers of the CPUs run always, so the part of the CPUs does.
+// TestBudgetOfTop has a limit that any sensor exceeds: the part that took most watches less, and the screen lists that
+// among the unseen events, and so does the summary. The timers of the CPUs run always, so the part of the CPUs does.
 func TestBudgetOfTop(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")

@@ -17,7 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Options say what to watch.
+// Options select the parts and limits of the screen.
 type Options struct {
 	BTF       sensor.BTF
 	Interval  time.Duration // of a screen
@@ -26,14 +26,15 @@ type Options struct {
 	Sample    uint32        // one address in this number of the kernel's memory is watched, a power of 2; 0: no memory
 	Once      bool          // end after one screen
 	MaxCPU    float64       // share of one CPU that the sensors of all parts may take, in percent; 0: any
-	// Waits is called with a sentence where attaching the sensors of a part takes long, from another goroutine; nil: nobody is told.
+	// Waits is called with a sentence where attaching the sensors of a part takes long, from another goroutine; nil:
+	// there is no message.
 	Waits func(sentence string)
 }
 
-// waitsAfter is how long attaching the sensors of a part may take until somebody is told.
+// waitsAfter is the time that attaching the sensors of a part may take without a message.
 const waitsAfter = 2 * time.Second
 
-// opened opens a part, and tells where that takes long.
+// opened opens a part, and sends a message if that takes long.
 func (p part) opened(c *collector, o Options) error {
 	if o.Waits != nil {
 		told := time.AfterFunc(waitsAfter, func() {

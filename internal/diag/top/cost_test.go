@@ -18,8 +18,9 @@ import (
 	"github.com/shunt-lb/shunt/test/disk"
 )
 
-// TestCostOfTop measures what a direct read from a disk in memory, and a byte to another task on the same CPU and back, take of this thread's
-// CPU time, without the tool and with it, in turns, and says how often each sensor ran meanwhile and how long. It measures, and does not judge.
+// TestCostOfTop measures this thread's CPU time for a direct read from a disk in memory, and for a byte to another task
+// on the same CPU and back, without the tool and with it, in turns, and tells how often each sensor ran meanwhile and
+// how long. It measures, and does not judge.
 //
 //	SHUNT_SOAK=1 go test ./internal/diag/top -run TestCostOfTop -v
 func TestCostOfTop(t *testing.T) {
@@ -38,7 +39,7 @@ func TestCostOfTop(t *testing.T) {
 	} {
 		var without, with []float64
 		var sensors bill
-		work.do(times) // what is made at the first time is there
+		work.do(times) // first, so that caches and files are there
 		sliced := func(to *[]float64) {
 			for range slots {
 				*to = append(*to, micros(times, work.do))
@@ -69,7 +70,8 @@ func micros(times int, do func(int)) float64 {
 	return float64(cpu()-before) / float64(times) / 1000
 }
 
-// spread is the least, the deciles at both ends and the median. What else the machine does only adds to a slice, so the lower ones say most.
+// spread is the least, the deciles at both ends and the median. Other work of the machine only adds to a slice, so the
+// lower ones say most.
 func spread(all []float64) string {
 	slices.Sort(all)
 	at := func(part int) float64 { return all[part*(len(all)-1)/10] }
@@ -82,7 +84,7 @@ type bill struct {
 	in time.Duration
 }
 
-// sorted is the dearest first.
+// sorted has the dearest sensor first.
 func (b bill) sorted() []string {
 	return slices.SortedFunc(maps.Keys(b.by), func(one, other string) int { return cmp.Compare(b.by[other].Took, b.by[one].Took) })
 }
@@ -97,7 +99,8 @@ func (b *bill) add(by map[string]sensor.Cost) {
 	}
 }
 
-// watched does work while the tool shows a screen each second to nobody, and then again, while the kernel counts what the sensors take, which takes time too.
+// watched does work while the tool shows a screen each second to nobody, and then again while the kernel counts the
+// time of the sensors, which takes time too.
 func watched(t *testing.T, sensors *bill, work, again func()) {
 	t.Helper()
 	c, err := open(Options{Interval: time.Second, Threshold: 10 * time.Millisecond}, parts)

@@ -257,8 +257,8 @@ func memory(i memleak.Interval) section {
 
 const cutOff = '…'
 
-// columns is how wide a text is at most. A character from U+1100 on may be two columns wide (Unicode Standard Annex #11); which ones are is for the
-// terminal to say, so all of them are taken for that wide, and no line is too long.
+// columns is the largest possible width of a text. A character from U+1100 on may be two columns wide (Unicode Standard
+// Annex #11); the terminal decides about each, so all of them count as two, and no line is too long.
 func columns(s string) (n int) {
 	for _, r := range s {
 		n += columnsOf(r)
@@ -302,7 +302,7 @@ func field(name string, width int) string {
 	return name + strings.Repeat(" ", max(0, width-columns(name)))
 }
 
-// busiest returns the CPUs, first the one for which tasks waited longest in all.
+// busiest returns the CPUs, first the one for which tasks waited longest in total.
 func busiest(all []sched.Load) []sched.Load {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b sched.Load) int {

@@ -78,7 +78,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// drawnColumns is how wide a terminal draws a line.
+// drawnColumns is the width of a line on a terminal.
 func drawnColumns(l string) (n int) {
 	for _, r := range l {
 		n++
@@ -173,7 +173,7 @@ func TestPartThatCannotRun(t *testing.T) {
 	}
 }
 
-// TestPartThatTakesLongIsTold has a part that goes on only when somebody was told of it.
+// TestPartThatTakesLongIsTold has a part that goes on only after the message about it.
 func TestPartThatTakesLongIsTold(t *testing.T) {
 	told := make(chan string, 1)
 	slow := part{"memory", func(*collector, Options) error {
@@ -192,8 +192,8 @@ func TestPartThatTakesLongIsTold(t *testing.T) {
 	}
 }
 
-// TestScreenIsTrue has this process write and flush a file all the time, and a shell begin processes: the memory that this one has the
-// kernel allocate is left out, and in a small guest nobody else has it allocate any.
+// TestScreenIsTrue has this process write and flush a file all the time, and a shell begin processes: the kernel memory
+// that this process allocates is left out, and in a small guest no other process allocates any.
 func TestScreenIsTrue(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -210,7 +210,7 @@ func TestScreenIsTrue(t *testing.T) {
 	}
 	onDisk := true
 	if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))); err != nil {
-		onDisk = false // all else of the screen is shown all the same
+		onDisk = false // the rest of the screen is shown all the same
 	}
 	done := make(chan error)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -245,7 +245,7 @@ func TestScreenIsTrue(t *testing.T) {
 	}
 }
 
-// reading takes what Run writes, and stops it when it has read enough.
+// reading takes the output of Run, and stops it when it has read enough.
 type reading struct {
 	t       *testing.T
 	file    string
@@ -297,7 +297,7 @@ func (r *reading) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestScreenWithoutTerminal is one, whatever the duration.
+// TestScreenWithoutTerminal expects one screen, for any duration.
 func TestScreenWithoutTerminal(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")

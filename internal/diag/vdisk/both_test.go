@@ -29,15 +29,15 @@ const (
 	insideReads      = 10
 	insideBytes      = 8192
 	insideFileBytes  = 8 << 20
-	insideCached     = insideFileBytes - 1<<20 // where the write by the page cache is
+	insideCached     = insideFileBytes - 1<<20 // place of the write by the page cache
 	insideCachedSize = 64 << 10
 	insideFile       = "/mnt/folder/data"
 )
 
-// insideProbe is where each write of the guest passes, before its IO; the guest has one in interrupts, too.
+// insideProbe is a place that each write of the guest passes before its IO; the guest has one in interrupts, too.
 var insideProbe = Probe{ProbeKernel, "ext4_file_write_iter"}
 
-// insideOffsets are where the guest writes, in this order: no two in one place, and none beside another.
+// insideOffsets are the offsets of the guest's writes, in this order: no two in one place, and none beside another.
 func insideOffsets() []uint64 {
 	random := rand.New(rand.NewPCG(51, 8))
 	var all []uint64
@@ -63,11 +63,11 @@ func TestMain(m *testing.M) {
 	select {}
 }
 
-// begunAgain is in the environment of the guest's first process once its file systems are there.
+// begunAgain is set in the environment of the guest's first process once its file systems are there.
 const begunAgain = "SHUNT_BEGUN_AGAIN"
 
-// beginAgain mounts what a machine without anything needs, and runs this program anew in the same process: the library
-// that loads programs looks for mounts once, before main is called.
+// beginAgain mounts the file systems of a machine that has none, and runs this program anew in the same process: the
+// library that loads programs looks for mounts once, before main is called.
 func beginAgain() error {
 	if err := machine.Mount([][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/tmp"}, {"bpf", "/sys/fs/bpf"},
 		{"debugfs", "/sys/kernel/debug"}, {"tracefs", "/sys/kernel/tracing"}}...); err != nil {
@@ -95,7 +95,7 @@ func beInside() error {
 		if _, err = os.Stat("/dev/vdb"); err == nil {
 			break
 		}
-		time.Sleep(20 * time.Millisecond) // nothing tells
+		time.Sleep(20 * time.Millisecond) // there is no event to wait for
 	}
 	if err := errors.Join(err, os.MkdirAll("/mnt", 0o755)); err != nil {
 		return err
@@ -260,7 +260,7 @@ func packInside(t *testing.T, modules, to string) {
 }
 
 // insideMachine is the guest, with a file system in an image over another one. Options are qemu's, of the drive, and
-// arguments are those of the guest's first process. Its files are where at says.
+// arguments are those of the guest's first process. at returns the paths of its files.
 func insideMachine(ctx context.Context, t *testing.T, d disk, series, options, arguments string) (c *exec.Cmd, at func(string) string) {
 	t.Helper()
 	kernel, modules := insideKernel(t, series)
@@ -324,8 +324,8 @@ func decode(t *testing.T, text []byte) *Recording {
 	return rec
 }
 
-// TestBothHalves boots Debian's kernel, whose program writes to a file at known offsets: each request is joined from the
-// file's offset down to the host's disk, and the bytes are where the report says.
+// TestBothHalves boots Debian's kernel, whose program writes to a file at known offsets: each request is joined from
+// the file's offset down to the host's disk, and the bytes are at the places of the report.
 func TestBothHalves(t *testing.T) {
 	if os.Getenv("SHUNT_SOAK") == "" {
 		t.Skip("boots a guest; SHUNT_SOAK=1 runs it")

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// TestBudgetOfARecording has a limit that any sensor exceeds: the recorder lets go of the sensors at system calls, then ends, and the recording and
-// its report say so.
+// TestBudgetOfARecording has a limit that any sensor exceeds: the recorder detaches the sensors at system calls, then
+// ends, and the recording and its report say so.
 func TestBudgetOfARecording(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	path, _ := image(t, t.TempDir())

@@ -10,8 +10,8 @@ import (
 // ppm (adjtimex(2)), and a guest's frequency is measured when it boots.
 const driftMax = 1000e-6
 
-// bound says that the host's clock is ahead of the guest's by at least lower and at most upper ns, at a time of the
-// guest's: the device model has a request after the guest's driver, and answers before the guest's driver is told.
+// bound: the host's clock is ahead of the guest's by at least lower and at most upper ns, at a time of the guest's. The
+// device model has a request after the guest's driver, and answers before the guest's driver is notified.
 type bound struct {
 	at           uint64
 	lower, upper float64
@@ -19,7 +19,7 @@ type bound struct {
 	host         *request
 }
 
-// Clock says how far the host's clock is ahead of the guest's: Offset + Drift × (time − At), in ns.
+// Clock is the distance by which the host's clock is ahead of the guest's: Offset + Drift × (time − At), in ns.
 type Clock struct {
 	At     uint64  `json:"at_ns"` // CLOCK_BOOTTIME of the guest
 	Offset float64 `json:"offset_ns"`
@@ -122,8 +122,8 @@ func peak(all []bound, wider float64) (offset float64, votes int) {
 	return offset, votes
 }
 
-// certain returns the bounds whose two requests are in no other bound: if an address comes again within the clocks' possible
-// drift, it is not known which request is which.
+// certain returns the bounds whose two requests are in no other bound: if an address comes again within the clocks'
+// possible drift, the requests cannot be told apart.
 func certain(all []bound) (those []bound) {
 	guests, hosts := map[*inside]int{}, map[*request]int{}
 	for _, b := range all {

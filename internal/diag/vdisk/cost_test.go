@@ -18,12 +18,12 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// turns is how often each measurement is made, without a recorder and with one alternately.
+// turns is the number of measurements, without a recorder and with one alternately.
 const turns = 9
 
 // inTurns measures work without a recorder and with one, in turns.
 func inTurns(work func() float64, record func(work func())) (without, with []float64) {
-	work() // what is made at the first time is there
+	work() // first, so that caches and files are there
 	for range turns {
 		without = append(without, work())
 		record(func() { with = append(with, work()) })
@@ -58,8 +58,8 @@ func inMemory(t *testing.T) string {
 	return folder
 }
 
-// TestCostOfRecording has a program write with and without a recorder of the host's half, in turns, and tells how much more
-// CPU time it took.
+// TestCostOfRecording has a program write with and without a recorder of the host's half, in turns, and prints the
+// additional CPU time.
 func TestCostOfRecording(t *testing.T) {
 	soak(t)
 	need(t, "qemu-img", "qemu-io")
@@ -78,8 +78,8 @@ func TestCostOfRecording(t *testing.T) {
 	t.Logf("us of CPU time a write of qemu: %s", compared(without, with))
 }
 
-// TestCostOfTheGuestsHalf has a thread write past the page cache to a disk in memory, with and without a recorder of the
-// guest's half, and tells how much longer that took.
+// TestCostOfTheGuestsHalf has a thread write past the page cache to a disk in memory, with and without a recorder of
+// the guest's half, and prints the additional time.
 func TestCostOfTheGuestsHalf(t *testing.T) {
 	soak(t)
 	t.Setenv("TMPDIR", inMemory(t))
@@ -114,7 +114,7 @@ func openDirect(path string) (f directFile, err error) {
 	return f, err
 }
 
-// write writes 200 times, and returns how many us each write took.
+// write writes 200 times, and returns the time of each write in us.
 func (f directFile) write(failed func(...any)) float64 {
 	const writes = 200
 	offsets := insideOffsets()
@@ -129,7 +129,8 @@ func (f directFile) write(failed func(...any)) float64 {
 	return float64(time.Since(began).Microseconds()) / writes
 }
 
-// insideCost is the argument of the guest's first process that has it measure its half's recorder, say so, and go on writing.
+// insideCost is the argument of the guest's first process that has it measure its half's recorder, print the result,
+// and go on writing.
 const (
 	insideCost = "cost"
 	costTold   = "the cost is told"
@@ -176,8 +177,8 @@ func costInside(b sensor.BTF) error {
 	return failed
 }
 
-// TestCostOnAMachine has a virtual machine write all the time, and tells how many writes a second it does without a recorder
-// and with one, of the guest's half and then of the host's.
+// TestCostOnAMachine has a virtual machine write all the time, and prints the writes a second without a recorder and
+// with one, of the guest's half and then of the host's.
 func TestCostOnAMachine(t *testing.T) {
 	soak(t)
 	need(t, machine.Emulator)
@@ -191,7 +192,7 @@ func TestCostOnAMachine(t *testing.T) {
 		if ctx.Err() != nil || strings.Contains(string(console), "guest: ") {
 			t.Fatalf("the guest failed:\n%s", console)
 		}
-		time.Sleep(100 * time.Millisecond) // nothing tells
+		time.Sleep(100 * time.Millisecond) // there is no event to wait for
 		var err error
 		if console, err = os.ReadFile(at("console")); err != nil {
 			t.Fatal(err)
@@ -215,7 +216,7 @@ func TestCostOnAMachine(t *testing.T) {
 	t.Logf("writes a second of the machine: %s", compared(without, with))
 }
 
-// writtenBy is how many bytes a process has written to disks.
+// writtenBy is the number of bytes that a process has written to disks.
 func writtenBy(t *testing.T, pid int) (bytes uint64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
@@ -231,7 +232,7 @@ func writtenBy(t *testing.T, pid int) (bytes uint64) {
 	return 0
 }
 
-// cpuTime is how long the threads of a process have run, in ns.
+// cpuTime is the CPU time of a process's threads, in ns.
 func cpuTime(t *testing.T, pid int) (sum uint64) {
 	t.Helper()
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))

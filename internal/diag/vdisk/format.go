@@ -58,7 +58,7 @@ type Tail struct {
 	Ended   string            `json:"ended"` // the reason
 	Events  event.Summary     `json:"events"`
 	Skipped uint64            `json:"skipped"` // events that came when the file had reached its limit
-	NotRun  map[string]uint64 `json:"not_run"` // by sensor: how often the kernel did not run it
+	NotRun  map[string]uint64 `json:"not_run"` // by sensor: the number of times that the kernel did not run it
 	Files   []File            `json:"files"`   // that the process read or wrote
 	Disks   []Disk            `json:"disks"`
 	Notes   []string          `json:"notes"`

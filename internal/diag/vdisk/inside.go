@@ -14,7 +14,8 @@ type inside struct {
 	tid   uint32
 	held  bool   // a cgroup's limit held it back between the call and the queueing
 	back  uint64 // when the system call ended, if it had no other IO and waited for this one; otherwise 0
-	// passes are those of probes in its system call, until its first IO is queued; if that is its only IO, until its end.
+	// passes are the passes of probes in its system call, until its first IO is queued; if that is its only IO, until
+	// its end.
 	passes []pass
 }
 
@@ -142,7 +143,7 @@ func (r *inside) setTimes(calls insideCalls) {
 // end returns when the request is over, in the guest's time; 0: not seen.
 func (r *inside) end() uint64 { return max(r.completed, r.back) }
 
-// Names of the layers of the guest. The layer below is everything that the guest does not see.
+// Names of the layers of the guest. The layer below is the part that the guest does not see.
 const (
 	insideFiles  = "guest-fs"
 	insideLimit  = "guest-limit"
@@ -181,7 +182,8 @@ type InsideRequest struct {
 	// unknown.
 	Files   []FileRange `json:"guest_files"`
 	Extents string      `json:"guest_extents"`
-	// Host is the request of the device model; nil: there is none, and Missing says why. Shared says that qemu made one of several.
+	// Host is the request of the device model; nil: there is none, and Missing has the reason. Shared: qemu made one of
+	// several.
 	Host    *Request `json:"host"`
 	Shared  bool     `json:"shared"`
 	Missing string   `json:"missing"`

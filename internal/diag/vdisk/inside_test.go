@@ -133,8 +133,8 @@ func checkInsideSum(t *testing.T, r InsideRequest) {
 	}
 }
 
-// TestSensorsOfTheGuestThatAreMissing takes sensors away: the rest is told, and what is lost is said. Without the requests to
-// drivers there is nothing to tell, and the recorder refuses.
+// TestSensorsOfTheGuestThatAreMissing takes sensors away: the rest is reported, and the losses are named. Without the
+// requests to drivers there is nothing to report, and the recorder refuses.
 func TestSensorsOfTheGuestThatAreMissing(t *testing.T) {
 	d := newDisk(t)
 	path := filepath.Join(d.folder, "data")

@@ -46,12 +46,13 @@ type bio struct {
 	tid        uint32
 	called     uint64
 	generation uint32
-	// parent is the bio that device mapper made it of, and above is where it begins there: a sector of the parent's device.
+	// parent is the bio from which device mapper made this one, and above is its beginning there: a sector of the
+	// parent's device.
 	parent *bio
 	above  uint64
 }
 
-// root returns the bio that device mapper has made this one of, over all steps: the one that a file system made.
+// root returns the bio from which device mapper has made this one, over all steps: a file system made it.
 func (b *bio) root() *bio {
 	for b.parent != nil {
 		b = b.parent
@@ -209,8 +210,8 @@ func (j *joiner) take(e *Event) {
 	}
 }
 
-// passed finds the request at a probe: in the kernel the one of the thread's system call, if the call is for only one;
-// in qemu the one of the coroutine, or the one that is about to get its coroutine.
+// passed finds the request at a probe: in the kernel the request of the thread's system call, if the call is for only
+// one; in qemu the request of the coroutine, or the one that is about to get its coroutine.
 func (j *joiner) passed(e *Event) {
 	var of *request
 	if e.Stack == 0 {
@@ -302,8 +303,9 @@ func (j *joiner) running(e *Event) *coroutine {
 
 func (c *coroutine) isLive() bool { return c != nil && c.of != nil && c.of.end == 0 }
 
-// begins finds the coroutine whose first event this is, given the one that was on its stack before. The first coroutine of a read or write
-// begins with the bytes that the request asks for; others begin where they were made, and not on the stack of a living one.
+// begins finds the coroutine whose first event this is, given the coroutine that was on its stack before. The first
+// coroutine of a read or write begins with the bytes that the request asks for; others begin where they were made, and
+// not on the stack of a living one.
 func (j *joiner) begins(e *Event, before *coroutine) (b birth, is bool) {
 	isBlock := vdiskVdiskKind(e.Kind) == vdiskVdiskKindVDISK_BLOCK
 	asked := ask{e.Op, e.Offset, e.Bytes}
@@ -435,7 +437,7 @@ func (j *joiner) findWaiting(e *Event) *piece {
 	return nil
 }
 
-// hasOffset reports whether the block layer reports the offset of such a request in a file.
+// hasOffset reports whether the block layer reports the offset of a request with this operation in a file.
 func hasOffset(op uint8) bool {
 	return op == uint8(vdiskVdiskOpVDISK_READ) || op == uint8(vdiskVdiskOpVDISK_WRITE)
 }

@@ -30,7 +30,7 @@ func insideTail() *Tail {
 }
 
 // halves are a host's and a guest's recording of so many writes. The guest's time is the host's minus ahead, and minus
-// what drift adds; each way of virtio takes a random time of at least 30 ns.
+// the effect of drift; each way of virtio takes a random time of at least 30 ns.
 func halves(random *rand.Rand, writes int, ahead uint64, drift float64) (host, guest *Recording) {
 	h, g := &story{}, &story{}
 	inside := func(ns uint64) uint64 { return uint64(float64(ns-ahead) - drift*float64(int64(ns-ahead)-1_000_000)) }
@@ -43,7 +43,7 @@ func halves(random *rand.Rand, writes int, ahead uint64, drift float64) (host, g
 		&Recording{Head: Head{Kind: KindGuest, Comm: "guest"}, Events: g.events, Tail: insideTail()}
 }
 
-// TestJoin joins all requests whatever the clocks are, and knows how wrong it may be about them.
+// TestJoin joins all requests for any clocks, and bounds its error about them.
 func TestJoin(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -105,7 +105,8 @@ func TestJoinOfHalf(t *testing.T) {
 	}
 }
 
-// TestJoinIsCertain refuses to join what could be more than one, and says why a request has no other half.
+// TestJoinIsCertain refuses to join a request that could belong to more than one, and gives the reason why a request
+// has no other half.
 func TestJoinIsCertain(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 0))
 	const ahead = 5_000_000_000
@@ -184,8 +185,8 @@ func TestJoinIsCertain(t *testing.T) {
 	}
 }
 
-// TestTimeOfACall: a system call's time before its first IO is that IO's, and the time after it only if there is no other
-// IO and nothing of other tasks to wait for.
+// TestTimeOfACall: a system call's time before its first IO is charged to that IO, and the time after it only if there
+// is no other IO and no work of other tasks to wait for.
 func TestTimeOfACall(t *testing.T) {
 	const device, begin = 253 << 20, 1000
 	call := func(number uint64, queued ...uint64) (told []InsideRequest) {
@@ -285,8 +286,8 @@ func TestMapperInTheGuest(t *testing.T) {
 	}
 }
 
-// TestTimeOfACallOverAMapper: what device mapper makes of a call's IO, in the call, is not more IO of the call. If that becomes two requests, neither is
-// charged with the time after both.
+// TestTimeOfACallOverAMapper: the bios that a device mapper makes of a call's IO, in the call, are not more IO of the
+// call. If the IO becomes two requests, neither is charged with the time after both.
 func TestTimeOfACallOverAMapper(t *testing.T) {
 	const disk, mapper, begin, pwrite = 253 << 20, 252 << 20, 1000, 18
 	call := func(parts uint64) (told []InsideRequest) {

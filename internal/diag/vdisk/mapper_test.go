@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideDelay is the argument of the guest's first process that has its disk delay each write, by a device mapper over it,
-// and insideDelayMs is for how long.
+// insideDelay is the argument of the guest's first process that has its disk delay each write, by a device mapper over
+// it, and insideDelayMs is the delay.
 const (
 	insideDelay   = "delay"
 	insideDelayMs = 100
 )
 
-// mapperRequest is struct dm_ioctl of linux/dm-ioctl.h, and what follows it: one target and its parameters.
+// mapperRequest is struct dm_ioctl of linux/dm-ioctl.h, and the data behind it: one target and its parameters.
 type mapperRequest struct {
 	version                [3]uint32
 	bytes, dataAt, targets uint32
@@ -42,7 +42,7 @@ const (
 	mapperResume = mapperCreate - 3 + 6                 // DM_DEV_SUSPEND without its flag
 )
 
-// delayDisk makes /dev/dm-0, which is the disk of that name, but that writes wait.
+// delayDisk makes /dev/dm-0, which is the disk of that name with delayed writes.
 func delayDisk(name string, ms int) error {
 	text, err := os.ReadFile("/sys/block/" + name + "/size")
 	if err != nil {

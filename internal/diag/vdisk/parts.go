@@ -34,7 +34,7 @@ type Part struct {
 	Spread          // its share is relative to the layer, in the requests that passed a probe there
 }
 
-// Passes says how often a probe was passed, and how often by no known request.
+// Passes counts the passes of a probe, and the passes that belong to no known request.
 type Passes struct {
 	Probe string `json:"probe"`
 	Count uint64 `json:"passes"`
@@ -147,7 +147,7 @@ func probeNames(recs ...*Recording) (names []string) {
 	return names
 }
 
-// line returns the parts of one request in words, in the order of the layers and probes; "": there are none.
+// line returns the parts of one request as text, in the order of the layers and probes; "": there are none.
 func (p Parts) line(layers, probes []string) string {
 	var all []string
 	for _, layer := range layers {

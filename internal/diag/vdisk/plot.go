@@ -13,7 +13,7 @@ const (
 	plotLegend                                     = 7 // names in a row
 )
 
-// plotColors are those of Paul Tol's "bright" scheme, which people of all colour vision tell apart.
+// plotColors are Paul Tol's "bright" scheme, which people of all colour vision tell apart.
 var plotColors = [layerCount]string{"#4477aa", "#66ccee", "#228833", "#aa3377", "#ccbb44", "#ee6677", "#bbbbbb"}
 
 // bar is a request in a plot.

@@ -173,7 +173,7 @@ func diskName(n int) string {
 	return fmt.Sprint(n)
 }
 
-// file returns the place of the request in a file: the one of `qemu-img map`, if the request went there.
+// file returns the place of the request in a file: the place of `qemu-img map`, if the request went there.
 func (t Request) file() string {
 	ranges := t.Files
 	if t.Offsets == same && len(t.Mapped) > 0 {

@@ -26,7 +26,7 @@ func atProbes(s *story) {
 	s.at(1700, 1, vdiskVdiskKindVDISK_POINT, vdiskVdiskEvent{Id: 0, Stack: 1<<41 - 500})
 }
 
-// TestParts divides the layers of one write at its probes; what is passed for no request is counted.
+// TestParts divides the layers of one write at its probes; a pass that belongs to no request is counted.
 func TestParts(t *testing.T) {
 	s := &story{}
 	oneWrite(s, 1000, 0xa0, 0, 1<<41)
@@ -172,7 +172,8 @@ func TestProbesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestProbeInTheKernel attaches where the kernel has kprobes; where it has none, the refusal says so, and nothing is recorded.
+// TestProbeInTheKernel attaches where the kernel has kprobes; elsewhere the refusal names the lack, and nothing is
+// recorded.
 func TestProbeInTheKernel(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	d := newDisk(t)

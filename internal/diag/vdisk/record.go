@@ -23,7 +23,7 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// Options say what to record.
+// Options select the machine, the recording and its limits.
 type Options struct {
 	BTF      sensor.BTF
 	Guest    bool   // this is the virtual machine; otherwise its host
@@ -64,7 +64,7 @@ type recorder struct {
 	guest   guestRecorder
 	budget  *sensor.Budget
 	began   time.Time
-	kept    time.Time // when the budget was looked at
+	kept    time.Time // time of the last look at the budget
 	changes []string  // changes for the budget
 }
 
@@ -159,7 +159,7 @@ func openRecorder(o Options) (r *recorder, err error) {
 	if r.budget, err = sensor.NewBudget(o.MaxCPU, sensor.Member{Set: r.set, Sheds: sheds}); err != nil {
 		return nil, errors.Join(err, r.release())
 	}
-	// Other users must not read where a machine's data is.
+	// Other users must not read the places of a machine's data.
 	r.file, err = os.OpenFile(o.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make the recording: %w", err), r.release())
@@ -244,8 +244,8 @@ func (r *recorder) take(ctx context.Context) (why string, err error) {
 // budgetStep is the interval at which the recorder looks at its budget.
 const budgetStep = time.Second
 
-// keep looks at the budget if it is time to. Requests cannot be sampled, because only the end shows which events belong to one; so
-// if no further sensor can be detached, that is a reason to end.
+// keep looks at the budget if it is time to. Requests cannot be sampled, because only the end shows the events that
+// belong to one; so if no further sensor can be detached, the recording ends.
 func (r *recorder) keep() (why string, err error) {
 	if r.budget == nil || time.Since(r.kept) < budgetStep {
 		return "", nil
@@ -316,7 +316,7 @@ const (
 	kindAt   = int(unsafe.Offsetof(vdiskVdiskEvent{}.Kind))
 )
 
-// end detaches the sensors, records the rest, and asks where the files are.
+// end detaches the sensors, records the rest, and finds the places of the files.
 func (r *recorder) end(ctx context.Context, tail *Tail) error {
 	missed, err := r.set.Missed()
 	if err != nil {

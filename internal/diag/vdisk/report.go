@@ -33,7 +33,7 @@ type Request struct {
 	Op     string `json:"op"`     // read, write or flush; zero, of a file's request only
 	Offset uint64 `json:"offset"` // bytes, in the virtual disk: the guest's block address
 	Bytes  uint64 `json:"bytes"`
-	// BeginNs is of CLOCK_BOOTTIME, and Ns a duration.
+	// BeginNs is a time of CLOCK_BOOTTIME, and Ns a duration.
 	BeginNs uint64            `json:"begin_ns"`
 	Ns      uint64            `json:"ns"`
 	Layers  map[string]uint64 `json:"layers_ns"` // they add up to Ns
@@ -42,7 +42,7 @@ type Request struct {
 	Mapped  []FileRange `json:"mapped"`
 	Files   []FileRange `json:"files"`
 	Sectors []Sector    `json:"sectors"`
-	// Offsets and Extents say whether files were used as mapped, and sectors as the file system reports: same, other,
+	// Offsets and Extents tell whether files were used as mapped, and sectors as the file system reports: same, other,
 	// or unknown. Offsets are moved if a later write of the recording put a backing file's data where they are mapped.
 	Offsets string `json:"offsets"`
 	Extents string `json:"extents"`
@@ -249,7 +249,7 @@ func (w *writer) request(number int, r *request) Request {
 	return t
 }
 
-// divide sets how long the request was in each layer and, for layers with probes, in each part.
+// divide sets the time of the request in each layer and, for layers with probes, in each part.
 func (w *writer) divide(t *Request, r *request) {
 	for l := range layerCount {
 		t.Layers[l.String()] = 0
@@ -262,7 +262,7 @@ func (w *writer) divide(t *Request, r *request) {
 	t.Parts = divide(stretches, r.passes, w.probes)
 }
 
-// checkOffsets compares the places that qemu used with those of `qemu-img map`.
+// checkOffsets compares the places that qemu used with the places of `qemu-img map`.
 func (w *writer) checkOffsets(t *Request, r *request) {
 	i, is := w.images[r.disk]
 	if !is || r.isBare || r.op == uint8(vdiskVdiskOpVDISK_FLUSH) {
@@ -345,7 +345,7 @@ func mapped(f File, offset, bytes uint64) (ranges []FileRange, complete bool) {
 	return ranges, true
 }
 
-// checkExtents compares the places that the kernel used with those of the file system.
+// checkExtents compares the places that the kernel used with the file system's.
 func (w *writer) checkExtents(t *Request, r *request) {
 	for _, p := range r.pieces {
 		i := fileOf(p, w.tail.Files)

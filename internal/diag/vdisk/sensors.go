@@ -31,7 +31,7 @@ const (
 	withoutHand  = "requests on this path seem to end in qemu"
 )
 
-// sheds are the sensors that a budget detaches, in this order: those at each system call of the machine.
+// sheds are the sensors that a budget detaches, in this order: the sensors at each system call of the machine.
 var sheds = []string{calls, returns}
 
 const (
@@ -49,7 +49,7 @@ func below() []sensor.Sensor {
 	}
 }
 
-// guestSensors returns the recorder's sensors inside a guest, where requests are those to drivers.
+// guestSensors returns the recorder's sensors inside a guest, where requests are requests to drivers.
 func guestSensors() []sensor.Sensor {
 	all := below()
 	for i := range all[:2] {

@@ -87,8 +87,8 @@ func TestOneWrite(t *testing.T) {
 	}
 }
 
-// TestLayersAddUp takes events away at random: the layers of each request that has an end add up to its time, and what is
-// not followed has a reason.
+// TestLayersAddUp takes events away at random: the layers of each request that has an end add up to its time, and each
+// request that is not followed has a reason.
 func TestLayersAddUp(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -115,7 +115,7 @@ func TestLayersAddUp(t *testing.T) {
 // TestMoved has a read of the backing file before a write that made a copy of it, and after that.
 func TestMoved(t *testing.T) {
 	for _, test := range []struct {
-		read, write uint64 // when
+		read, write uint64 // times
 		want        string
 	}{{1000, 2000, moved}, {2000, 1000, other}} {
 		s := &story{}
@@ -205,7 +205,7 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
-// TestEndIsForgotten has the kernel refuse to follow a request, which is said.
+// TestEndIsForgotten has the kernel refuse to follow a request, which the report names.
 func TestEndIsForgotten(t *testing.T) {
 	s := &story{}
 	oneWrite(s, 1000, 0xa0, 0, 1<<41)
@@ -351,7 +351,7 @@ func FuzzDecode(f *testing.F) {
 		if err := r.PrintJSON(&out); err != nil {
 			t.Fatal(err)
 		}
-		// Whichever of the two it says that it is.
+		// As either half, regardless of the head.
 		inside := OfGuest(rec)
 		for _, err := range []error{inside.Print(&out, 5), inside.Chain(&out, -1), r.Chain(&out, -1)} {
 			if err != nil {

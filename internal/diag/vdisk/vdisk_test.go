@@ -20,8 +20,8 @@ import (
 	"github.com/shunt-lb/shunt/sensor"
 )
 
-// drive is a program of qemu that does IO on an image as it is told: the block layer of a virtual machine without
-// the machine.
+// drive is a program of qemu that does IO on an image by commands: the block layer of a virtual machine without the
+// machine.
 type drive struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -77,8 +77,8 @@ func openDrive(t *testing.T, options ...string) *drive {
 	return d
 }
 
-// do gives commands, each when the one before has its answer: the program reads one a time. It returns the answers, which
-// may tell of requests of earlier commands.
+// do gives commands, each when the one before has its answer: the program reads one at a time. It returns the answers,
+// which may be about requests of earlier commands.
 func (d *drive) do(commands ...string) (answers string) {
 	d.t.Helper()
 	for _, c := range commands {
@@ -124,7 +124,7 @@ func untilEndsAreSeen(t *testing.T, record func() *Report) *Report {
 	}
 }
 
-// record records what the drive does during work, and reports it.
+// record records the IO of the drive during work, and reports it.
 func (d *drive) record(o Options, work func()) *Report {
 	d.t.Helper()
 	var err error
@@ -215,8 +215,8 @@ func image(t *testing.T, folder string) (path, backing string) {
 	return path, backing
 }
 
-// holds fails unless all bytes of a file or device from the offset on are the pattern, past the page cache: what was recorded
-// is compared with where the data are.
+// holds fails unless all bytes of a file or device from the offset on are the pattern, past the page cache: it compares
+// the recording with the places of the data.
 func holds(t *testing.T, path string, offset, bytes uint64, pattern byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECT, 0)
@@ -239,8 +239,8 @@ func holds(t *testing.T, path string, offset, bytes uint64, pattern byte) {
 
 func bytesCount(b []byte, pattern byte) int { return bytes.Count(b, []byte{pattern}) }
 
-// TestRequestsAreFollowed writes and reads in each way that qemu has, at known offsets, with known patterns, and finds the
-// patterns in the files and on the disk where the report says.
+// TestRequestsAreFollowed writes and reads in each way that qemu has, at known offsets, with known patterns, and finds
+// the patterns in the files and on the disk at the places of the report.
 func TestRequestsAreFollowed(t *testing.T) {
 	d := newDisk(t)
 	const writes, reads = 40, 10
@@ -392,7 +392,8 @@ func TestTheSlowLayerIsNamed(t *testing.T) {
 					text := ""
 					for i := range 4 {
 						text += q.do(fmt.Sprintf("aio_write %dk 4k", 16384+i*64))
-						// One after the other: those behind would wait for a thread meanwhile. aio_flush would set the throttle of qemu aside.
+						// One after the other: otherwise the later ones would wait for a thread meanwhile. aio_flush
+						// would disable qemu's throttle.
 						for strings.Count(text, "wrote ") <= i {
 							text += q.do("sleep 10") // of the program: it goes on with its requests meanwhile
 						}
@@ -430,7 +431,7 @@ func without(names ...string) []sensor.Sensor {
 	return all
 }
 
-// TestSymbolsThatAreMissing takes symbols away: the rest is told, and what is lost is said.
+// TestSymbolsThatAreMissing takes symbols away: the rest is reported, and the losses are named.
 func TestSymbolsThatAreMissing(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	for _, test := range []struct {
@@ -474,7 +475,7 @@ func TestSymbolsThatAreMissing(t *testing.T) {
 	}
 }
 
-// TestRecordingThatIsFull ends by itself, has what it has room for, and is not overwritten.
+// TestRecordingThatIsFull: a recording ends by itself at its limit, has the events up to there, and is not overwritten.
 func TestRecordingThatIsFull(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	path, _ := image(t, t.TempDir())
@@ -572,7 +573,7 @@ func TestAFileIsClosed(t *testing.T) {
 	}
 }
 
-// TestTheProcessEnds while it is recorded: the recording ends, and has where the files are.
+// TestTheProcessEnds has the process end while it is recorded: the recording ends, and has the places of the files.
 func TestTheProcessEnds(t *testing.T) {
 	need(t, "qemu-img", "qemu-io")
 	path, _ := image(t, t.TempDir())

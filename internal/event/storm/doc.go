@@ -1,3 +1,3 @@
-// Package storm is BPF programs for tests: one that writes as many events as it is told, and one
-// that can be attached in several ways. Nothing of the product loads it.
+// Package storm has BPF programs for tests: one that writes a given number of events, and one that
+// can be attached in several ways. Nothing of the product loads it.
 package storm

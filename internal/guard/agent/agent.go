@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/sensor"
@@ -45,7 +46,7 @@ type Agent struct {
 	budget   *budget   // nil: no limit
 	features []feature // in the order in which they switch, and in which the status has them
 	reloads  uint64
-	policy   policy.Policy // as it was read
+	policy   policy.Policy // unchanged
 	off      []Off         // features and rules that are switched off by hand
 	ended    bool
 }
@@ -79,7 +80,7 @@ func Start(p policy.Policy, o Options) (*Agent, error) {
 }
 
 // Gate returns the protection of a kernel without BPF LSM, where the policy allows it; nil: there is none.
-func (a *Agent) Gate() *protect.Gate {
+func (a *Agent) Gate() *gate.Gate {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.protects.gate
@@ -176,7 +177,7 @@ func (a *Agent) Warn(w io.Writer) {
 		fmt.Fprintf(w, "warning: %s is still switched off by hand, by %v: `shunt guard feature enable %s`\n", o.Name, o.By, o.Name)
 	}
 	if g := a.Gate(); g != nil {
-		fmt.Fprintln(w, protect.NotEnforced(g.Status().Gaps))
+		fmt.Fprintln(w, gate.NotEnforced(g.Status().Gaps))
 	} else if r := a.Refusal(); r != nil {
 		fmt.Fprintf(w, "NOT PROTECTED: this kernel enforces no rule: %s. What to do: %s\n", r.Reason, r.Remedy)
 	}

@@ -16,19 +16,20 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 	"github.com/shunt-lb/shunt/internal/lab"
 )
 
-// Ten times what can wait of notes does not cost an alert, and what is lost is counted exactly.
+// Ten times as many notes as the queue has room for cost no alert, and losses are counted exactly.
 func TestNotesCannotEvictAlerts(t *testing.T) {
 	q := newQueue()
 	const alerts, notes = 128, 10 * waitMax
 	for i := range notes {
 		if i%(notes/alerts) == 0 {
-			q.put(protectionName, Line{Attempt: &protect.Attempt{Denied: true}})
+			q.put(protectionName, Line{Attempt: &judge.Attempt{Denied: true}})
 		}
 		q.put(detectionName, Line{Found: &detect.Found{Action: rule.Log}})
 	}
@@ -61,14 +62,14 @@ type sandbox struct {
 	journal string // of decoys
 	group   *os.File
 	mutex   sync.Mutex
-	told    map[string]map[uint32]int // by rule and process: how often
+	told    map[string]map[uint32]int // by rule and process: the number of reports
 	fails   error                     // of the output
 
 	switched []Switched
 	closed   bool
 }
 
-// runs is a rule that finds a program that is called so. Its file can be called otherwise: many tools are one program.
+// runs is a rule that finds a program with a name. Its file may have another name: many tools are one program.
 func runs(name string, action string) rule.Rule {
 	return ruleOn(rule.Exec, name, fmt.Sprintf("process.comm == %q", name), action)
 }
@@ -123,7 +124,7 @@ func newSandboxWith(t *testing.T, p policy.Policy, change func(*sandbox, *Option
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if t.Failed() && !s.closed { // a limit of CPU would hold for the tests that follow, too
+		if t.Failed() && !s.closed { // a limit of CPU would hold for the following tests, too
 			_ = s.agent.Close()
 		}
 	})
@@ -149,7 +150,7 @@ func (s *sandbox) tell(l Line) error {
 	return s.fails
 }
 
-// do runs a program of the machine in the cgroup, and is its number.
+// do runs a program of the machine in the cgroup, and returns its process id.
 func (s *sandbox) do(name string, arguments ...string) uint32 {
 	s.t.Helper()
 	runtime.LockOSThread() // with whose thread it would end
@@ -223,7 +224,8 @@ func TestNothingIsMissedWhileRulesAreExchanged(t *testing.T) {
 	}
 }
 
-// Detection is switched off and on while the agent works, a policy that cannot be applied changes nothing, and the status says what is on.
+// Detection is switched off and on while the agent works, a policy that cannot be applied changes nothing, and the
+// status has the features that are on.
 func TestFeaturesAreSwitched(t *testing.T) {
 	s := newSandbox(t, detects(runs("true", rule.Alert)))
 	if _, err := Start(detects(), Options{Folder: s.folder}); !errors.Is(err, protect.ErrListening) {
@@ -260,7 +262,8 @@ func TestFeaturesAreSwitched(t *testing.T) {
 	}
 }
 
-// A storm of ten times as many events of one stream as its buffer has room for costs no alert of another stream, and what is lost is counted.
+// A storm of ten times as many events of one stream as its buffer has room for costs no alert of another stream, and
+// losses are counted.
 func TestStormCostsNoAlert(t *testing.T) {
 	const opened, batches = 20_000, 20 // at some 4 KB each, of 8 MB
 	file := filepath.Join(t.TempDir(), "noise")
@@ -310,7 +313,8 @@ func TestAskRefuses(t *testing.T) {
 	}
 }
 
-// Decoys are put out when the policy names them, taken over without a gap, and taken away when it does not any more; the end leaves them.
+// Decoys are put out when the policy names them, taken over without a gap, and removed when the policy does not name
+// them any more; the end leaves them.
 func TestDecoysAreSwitched(t *testing.T) {
 	data := t.TempDir()
 	puts := func(folders ...string) policy.Policy {
@@ -364,7 +368,7 @@ func TestDecoysAreSwitched(t *testing.T) {
 	}
 }
 
-// A program that is stopped is told of as an alert, in the queue of alerts.
+// A program that is stopped is reported as an alert, in the queue of alerts.
 func TestDecoysAlert(t *testing.T) {
 	data := t.TempDir()
 	s := newSandbox(t, policy.Policy{Decoys: []policy.Decoys{{Folders: []string{data}, Action: rule.Kill}}})
@@ -375,7 +379,7 @@ func TestDecoysAlert(t *testing.T) {
 		t.Error("it was not ended")
 	}
 	status := s.close()
-	if f := status.Features[2]; f.Alerts != 1 || status.Alerts.Told != 1 || len(s.told[decoy.RuleEncryptor]) != 1 || len(s.told[decoy.RuleTouched]) == 0 { // and perhaps what is heard of when it has ended
+	if f := status.Features[2]; f.Alerts != 1 || status.Alerts.Told != 1 || len(s.told[decoy.RuleEncryptor]) != 1 || len(s.told[decoy.RuleTouched]) == 0 { // and perhaps an event that comes after its end
 		t.Errorf("%+v: %v", status, s.told)
 	}
 }

@@ -36,7 +36,7 @@ type budget struct {
 	run run
 }
 
-// levels say by type how many events are left out; see detect.Watch.Thin.
+// levels has by type the part of events that is left out; see detect.Watch.Thin.
 type levels map[string]int
 
 // step returns the next levels, after the process has used a share of its limit and read events of these types: it halves the most

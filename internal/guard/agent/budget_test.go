@@ -30,7 +30,7 @@ func TestBudgetSteps(t *testing.T) {
 	}{
 		{nil, 1, map[string]uint64{"exec": 5, "open": 9}, levels{"open": 1}},
 		{levels{"open": 1}, 0.9, map[string]uint64{"exec": 5, "open": 4}, levels{"open": 1, "exec": 1}},
-		{levels{"open": 1}, 0.9, map[string]uint64{}, levels{"open": 1}}, // it is something else that uses it
+		{levels{"open": 1}, 0.9, map[string]uint64{}, levels{"open": 1}}, // something else uses it
 		{levels{"open": detect.ThinMax}, 0.9, map[string]uint64{"exec": 1}, levels{"open": detect.ThinMax, "exec": 1}},
 		{levels{"open": detect.ThinMax}, 0.9, map[string]uint64{"open": 9}, levels{"open": detect.ThinMax}},
 		{levels{"open": 3, "exec": 1}, 0.1, map[string]uint64{"open": 9}, levels{"open": 2, "exec": 1}},
@@ -82,8 +82,8 @@ func (s *said) has(what string) bool {
 	return strings.Contains(s.text.String(), what)
 }
 
-// With 1 % of a CPU and a storm of programs, the kernel has the limit, and events are left out, which is counted and said.
-// A reload keeps that, and the end leaves no cgroup.
+// With 1 % of a CPU and a storm of programs, the kernel has the limit, and events are left out, counted and reported. A
+// reload keeps that, and the end leaves no cgroup.
 func TestBudgetHolds(t *testing.T) {
 	var storm *exec.Cmd
 	var begin io.WriteCloser
@@ -113,7 +113,7 @@ func TestBudgetHolds(t *testing.T) {
 		if len(thinned) > 0 && thinned[0].OneOf == 0 && thinned[0].LeftOut > 0 {
 			return true
 		}
-		// On a machine that leaves the process less than its limit, it does not come near by itself.
+		// On a machine that leaves the process less than its limit, the process does not come near the limit by itself.
 		if _, err := s.agent.keepBudget(1, map[string]uint64{}); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestBudgetHolds(t *testing.T) {
 	}
 }
 
-// Where no cgroup can be had that is said, and events are left out all the same.
+// Where there can be no cgroup, a message says so, and events are left out all the same.
 func TestBudgetWithoutCgroup(t *testing.T) {
 	say := &said{}
 	p := detects(runs("true", rule.Log))

@@ -13,7 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Connections are denied while the policy says so, each is told, and a rule can be switched off; what is in force outlasts the agent.
+// Connections are denied while the policy says so, each is reported, and a rule can be switched off; the rules in force
+// outlast the agent.
 func TestConnections(t *testing.T) {
 	bash, err := filepath.EvalSymlinks("/bin/bash")
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/gate"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -60,7 +62,7 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 		}
 	}
 	p.IsDegraded = true
-	var attempts []protect.Attempt
+	var attempts []judge.Attempt
 	s := newSandboxWith(t, p, func(of *sandbox, o *Options) {
 		o.Root = pins(t)
 		o.Tell = func(l Line) error {
@@ -76,7 +78,7 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	const tryIt = `if "$0"; then exit 3; fi` // by another process: see protect's tests
 	s.do("/bin/sh", "-c", tryIt, program)
 	e, err := Explain(s.folder, program, os.Getpid())
-	if err != nil || e == nil || e.From != protect.FromOpens || !slices.ContainsFunc(e.Operations, func(a protect.Answer) bool { return a.Operation == policy.Exec && a.Verdict == protect.Denied }) {
+	if err != nil || e == nil || e.From != judge.FromOpens || !slices.ContainsFunc(e.Operations, func(a judge.Answer) bool { return a.Operation == policy.Exec && a.Verdict == judge.Denied }) {
 		t.Errorf("the explanation is %+v, %v", e, err)
 	}
 	if _, err := Explain(s.folder, program, 1<<22+1); err == nil || !strings.Contains(err.Error(), "there is no process") {
@@ -101,17 +103,18 @@ func TestDenialOfAKernelThatRefuses(t *testing.T) {
 	if f := s.status().Features[0]; !f.On || f.Why == "" || f.Failed() || f.Opens == nil || f.Opens.Denied != 1 || f.Opens.Objects != 1 {
 		t.Errorf("%+v", f)
 	}
-	s.close() // which tells all that is there
+	s.close() // which reports all remaining events
 	if len(attempts) != 2 || attempts[1].Operation != policy.Exec || !attempts[1].Denied || attempts[1].Path != program || attempts[1].Severity != "low" {
 		t.Errorf("%+v", attempts)
 	}
-	if note, err := protect.LookGate(s.folder); err != nil || note == nil || note.Killed || note.Ended.IsZero() {
+	if note, err := gate.Look(s.folder); err != nil || note == nil || note.Killed || note.Ended.IsZero() {
 		t.Errorf("after the end: %+v %v", note, err)
 	}
 	s.do("/bin/sh", "-c", `"$0"`, program)
 }
 
-// Protection that is switched off denies nothing, and the rule goes on telling; a rule that is switched off is neither denied nor told.
+// Protection that is switched off denies nothing, and the rule goes on reporting; a rule that is switched off neither
+// denies nor reports.
 func TestDenialThatIsSwitchedOff(t *testing.T) {
 	p, _ := denies(t)
 	without := func(names ...string) policy.Policy {

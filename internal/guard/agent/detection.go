@@ -27,7 +27,7 @@ type detection struct {
 
 func (f *detection) prepare(p policy.Policy) (step, error) {
 	rules := p.Detection.Active()
-	if f.agent.protects.denies { // the kernel denies, and its event tells of it
+	if f.agent.protects.denies { // the kernel denies, and its event reports it
 		rules = slices.DeleteFunc(rules, func(r rule.Rule) bool { return r.Action == rule.Deny })
 	}
 	if len(rules) == 0 {

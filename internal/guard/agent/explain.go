@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 )
 
 // question asks which operations on a file a process may do.
@@ -19,8 +19,8 @@ type question struct {
 
 // explained is the answer. Both are empty if opens wait for no agent.
 type explained struct {
-	Explanation *protect.Explanation `json:"explanation,omitempty"`
-	Error       string               `json:"error,omitempty"`
+	Explanation *judge.Explanation `json:"explanation,omitempty"`
+	Error       string             `json:"error,omitempty"`
 }
 
 func explainIn(folder string) string { return filepath.Join(folder, "explain.sock") }
@@ -41,7 +41,7 @@ func (a *Agent) explain(c *net.UnixConn) {
 }
 
 // explanation returns nil if no opens wait.
-func (a *Agent) explanation(asked question) (*protect.Explanation, error) {
+func (a *Agent) explanation(asked question) (*judge.Explanation, error) {
 	a.mutex.Lock() // the gate must not end meanwhile
 	defer a.mutex.Unlock()
 	if a.protects.gate == nil {
@@ -51,7 +51,7 @@ func (a *Agent) explanation(asked question) (*protect.Explanation, error) {
 }
 
 // Explain returns the answer of the agent that opens wait for, without BPF LSM; nil: opens wait for no agent.
-func Explain(folder, path string, process int) (*protect.Explanation, error) {
+func Explain(folder, path string, process int) (*judge.Explanation, error) {
 	c, err := dial(explainIn(folder))
 	if err != nil {
 		return nil, fmt.Errorf("ask the agent to explain: %w", err)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/gate"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
@@ -19,8 +21,8 @@ type protection struct {
 	rules   int
 	run     run
 	refusal *protect.Refusal
-	gate    *protect.Gate // in place of guard, if the policy allows that
-	denies  bool          // the kernel denies operations for rules of detection
+	gate    *gate.Gate // in place of guard, if the policy allows that
+	denies  bool       // the kernel denies operations for rules of detection
 }
 
 // prepare only finds out whether the kernel denies, which detection has to know. take does the rest: the kernel switches in one step or not at all.
@@ -68,7 +70,7 @@ func (f *protection) take(p policy.Policy) error {
 	}
 	f.guard, f.since, f.rules, f.refusal = g, time.Now(), rules, nil
 	f.run = begin(f.agent.failed, func(ctx context.Context) error {
-		return g.Listen(ctx, func(attempt protect.Attempt) error {
+		return g.Listen(ctx, func(attempt judge.Attempt) error {
 			f.agent.queue.put(protectionName, Line{Attempt: &attempt})
 			return nil
 		})
@@ -92,11 +94,11 @@ func (f *protection) degrade(p policy.Policy, refused *protect.Refusal) error {
 		f.rules, f.refusal = len(p.Enforced()), refused
 		return nil
 	}
-	gate, err := protect.StartGate(p, protect.GateOptions{Folder: f.agent.options.Folder, Tell: func(attempt protect.Attempt) error {
+	g, err := gate.Start(p, gate.Options{Folder: f.agent.options.Folder, Tell: func(attempt judge.Attempt) error {
 		f.agent.queue.put(protectionName, Line{Attempt: &attempt})
 		return nil
 	}})
-	var also *protect.Refusal
+	var also *gate.Refusal
 	if errors.As(err, &also) {
 		f.refusal = &protect.Refusal{Reason: refused.Reason + "; " + also.Reason, Remedy: refused.Remedy}
 		return nil
@@ -104,8 +106,8 @@ func (f *protection) degrade(p policy.Policy, refused *protect.Refusal) error {
 	if err != nil {
 		return err
 	}
-	f.gate, f.since, f.rules, f.refusal = gate, time.Now(), len(p.Enforced()), refused
-	f.run = begin(f.agent.failed, gate.Wait)
+	f.gate, f.since, f.rules, f.refusal = g, time.Now(), len(p.Enforced()), refused
+	f.run = begin(f.agent.failed, g.Wait)
 	return nil
 }
 
@@ -141,8 +143,8 @@ func (f *protection) status() Feature {
 		s.On, s.Since, s.Rules, s.Lost = true, f.since, f.rules, denied+audited
 		s.LostBy = map[string]uint64{"denied": denied, "audited": audited}
 	} else if f.gate != nil {
-		gate := f.gate.Status()
-		s.On, s.Since, s.Rules, s.Gaps, s.Opens, s.Why = true, f.since, f.rules, gate.Gaps, &gate, f.refusal.Reason
+		opens := f.gate.Status()
+		s.On, s.Since, s.Rules, s.Gaps, s.Opens, s.Why = true, f.since, f.rules, opens.Gaps, &opens, f.refusal.Reason
 	} else if f.refusal != nil {
 		s.Why = f.refusal.Reason
 	}

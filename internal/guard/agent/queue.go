@@ -5,13 +5,13 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
-	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
 // Line is a line of output; one of the fields is set.
 type Line struct {
-	Attempt    *protect.Attempt
+	Attempt    *judge.Attempt
 	Connection *connect.Attempt
 	Found      *detect.Found
 	Switched   *Switched

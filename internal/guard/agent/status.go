@@ -14,6 +14,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
@@ -21,10 +22,10 @@ import (
 // RunDirectory has the agent's lock and socket while one is at work.
 const RunDirectory = "/run/shunt/guard"
 
-// answerTime bounds how long one who asks for the status is waited for.
+// answerTime bounds the wait for a client of the status.
 const answerTime = 5 * time.Second
 
-// Told is how often something was told, and how often it was lost because the writer was slower.
+// Told has the number of messages, and of those lost because the writer was slower.
 type Told struct {
 	Told uint64 `json:"told"`
 	Lost uint64 `json:"lost"`
@@ -32,22 +33,22 @@ type Told struct {
 
 // Feature is the state of one feature.
 type Feature struct {
-	Name    string              `json:"name"`
-	On      bool                `json:"on"`
-	Since   time.Time           `json:"since,omitzero"` // in this process
-	Rules   int                 `json:"rules"`
-	Events  uint64              `json:"events"`            // received
-	Lost    uint64              `json:"lost"`              // for want of room, before they were read
-	LostBy  map[string]uint64   `json:"lost_by,omitempty"` // the same by stream: none takes the room of another
-	Shed    uint64              `json:"shed"`              // left out to save CPU
-	Thinned []detect.Thinned    `json:"thinned,omitempty"` // of which some are left out now, or were
-	Missed  uint64              `json:"missed"`            // runs of programs that the kernel left out
-	Alerts  uint64              `json:"alerts"`            // what was denied, or found by rules whose action is not log
-	Why     string              `json:"why,omitempty"`     // why it is off, or only opens wait, although the policy has rules of it
-	Names   []string            `json:"names"`             // of the policy's rules, also of rules that are switched off
-	Gaps    []policy.Gap        `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
-	Opens   *protect.GateStatus `json:"opens,omitempty"`   // of protection by holding opens, which ends with the process
-	Decoys  *decoy.Status       `json:"decoys,omitempty"`
+	Name    string            `json:"name"`
+	On      bool              `json:"on"`
+	Since   time.Time         `json:"since,omitzero"` // in this process
+	Rules   int               `json:"rules"`
+	Events  uint64            `json:"events"`            // received
+	Lost    uint64            `json:"lost"`              // for want of room, before they were read
+	LostBy  map[string]uint64 `json:"lost_by,omitempty"` // the same by stream: none takes the room of another
+	Shed    uint64            `json:"shed"`              // left out to save CPU
+	Thinned []detect.Thinned  `json:"thinned,omitempty"` // types of events of which some are left out now, or were
+	Missed  uint64            `json:"missed"`            // runs of programs that the kernel left out
+	Alerts  uint64            `json:"alerts"`            // denied attempts, and events found by rules whose action is not log
+	Why     string            `json:"why,omitempty"`     // why it is off, or only opens wait, although the policy has rules of it
+	Names   []string          `json:"names"`             // of the policy's rules, also of rules that are switched off
+	Gaps    []policy.Gap      `json:"gaps,omitempty"`    // operations that the kernel does not deny, or not every time
+	Opens   *gate.Status      `json:"opens,omitempty"`   // of protection by holding opens, which ends with the process
+	Decoys  *decoy.Status     `json:"decoys,omitempty"`
 }
 
 // Failed reports whether the feature is off although the policy has rules of it and nobody switched it off.
@@ -62,15 +63,15 @@ type Status struct {
 	Off      []Off     `json:"off"`              // by hand
 	Budget   *Budget   `json:"budget,omitempty"` // of CPU; nil: no limit
 	Alerts   Told      `json:"alerts"`
-	Notes    Told      `json:"notes"` // what is only noted: audited operations, and rules whose action is log
+	Notes    Told      `json:"notes"` // events that are only noted: audited operations, and rules whose action is log
 }
 
-// IsOn is whether a feature is.
+// IsOn reports whether a feature is on.
 func (s Status) IsOn() bool {
 	return slices.ContainsFunc(s.Features, func(f Feature) bool { return f.On })
 }
 
-// lock makes the folder, and is the only one that has it: else protect.ErrListening is in the error.
+// lock makes the folder and locks it for this agent alone; if another has it, protect.ErrListening is in the error.
 func lock(folder string) (unlock func(), err error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, fmt.Errorf("make the agent's folder: %w", err)
@@ -85,7 +86,7 @@ func socketIn(folder string) string { return filepath.Join(folder, "status.sock"
 func (a *Agent) serve() error {
 	status := func(c *net.UnixConn) {
 		_ = c.SetDeadline(time.Now().Add(answerTime))
-		_ = json.NewEncoder(c).Encode(a.Status()) // who does not wait for it has no need of it
+		_ = json.NewEncoder(c).Encode(a.Status()) // a client that does not wait for the answer does not need it
 	}
 	return errors.Join(a.offer(socketIn(a.options.Folder), status), a.offer(controlIn(a.options.Folder), a.control), a.offer(explainIn(a.options.Folder), a.explain))
 }
@@ -126,7 +127,7 @@ func dial(path string) (net.Conn, error) {
 	return c, err
 }
 
-// Ask is the status of the agent at work; nil: there is none.
+// Ask returns the status of the agent at work; nil: there is none.
 func Ask(folder string) (*Status, error) {
 	c, err := dial(socketIn(folder))
 	if err != nil {
@@ -150,7 +151,7 @@ func (a *Agent) Status() Status {
 	defer a.mutex.Unlock()
 	s := Status{PID: os.Getpid(), Began: a.began, Reloads: a.reloads, Off: append([]Off{}, a.off...)}
 	s.Alerts, s.Notes = a.queue.counts()
-	s.Budget, _ = a.budget.status() // a number is missing then, and nothing else
+	s.Budget, _ = a.budget.status() // then the number is missing, and nothing else
 	for _, f := range a.features {
 		one := f.status()
 		one.Alerts = a.queue.heardOf(one.Name).alerts

@@ -32,8 +32,8 @@ func (s *sandbox) offNames() (names []string) {
 	return names
 }
 
-// Detection, a rule of it and decoys are switched off and on by hand. What is off stays off over reloads, the status says so, and each switch
-// and each such reload is an alert.
+// Detection, a rule of it and decoys are switched off and on by hand. A feature that is off stays off over reloads, the
+// status says so, and each switch and each such reload is an alert.
 func TestSwitchedByHand(t *testing.T) {
 	data := t.TempDir()
 	p := detects(runs("true", rule.Alert), runs("false", rule.Alert), ruleOn(rule.Exec, "any", "process.comm in ['true', 'cat']", rule.Alert))

@@ -171,7 +171,8 @@ func (c *accounts) examine(t *tree) finding {
 	return passes("%s", ruleAbout[c.Rule].file)
 }
 
-// repair changes entries for which there is one safe repair: it locks an account with an empty password, and takes away a shell.
+// repair changes entries for which there is one safe repair: it locks an account with an empty password, and removes a
+// shell.
 func (c *accounts) repair(t *tree) error {
 	field, value := 0, ""
 	switch c.Rule {

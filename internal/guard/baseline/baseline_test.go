@@ -32,7 +32,7 @@ func debianItems(t testing.TB) []Item {
 	return items
 }
 
-// failing lists the items of a root that do not pass, with what was found.
+// failing lists the items of a root that do not pass, with the state found.
 func failing(t testing.TB, root string) (ids []string, found map[string]string) {
 	t.Helper()
 	results, err := Check(root, debianItems(t))
@@ -60,7 +60,8 @@ func TestGoodSystemPasses(t *testing.T) {
 	}
 }
 
-// Each setting that is changed makes exactly its item fail. fix repairs it if it says so, and rollback brings all back.
+// Each changed setting makes exactly its own item fail. fix repairs it if the item is repairable, and rollback restores
+// everything.
 func TestOneSettingFlipsOneItem(t *testing.T) {
 	for _, item := range debianItems(t) {
 		t.Run(item.ID, func(t *testing.T) {
@@ -118,7 +119,8 @@ func rollback(t testing.TB, root, journal string) {
 	}
 }
 
-// picture is all of a tree that a rollback restores: names, contents, modes, owners, attributes, of files their times.
+// picture is everything of a tree that a rollback restores: names, contents, modes, owners, attributes, and times of
+// files.
 func picture(t testing.TB, root string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -164,7 +166,8 @@ func same(t testing.TB, want, have map[string]string) {
 
 type crash struct{}
 
-// Random subsets of settings are wrong; fix is ended at a random step, and perhaps rollback too. Then all is as it was.
+// Random subsets of settings are wrong; fix is ended at a random step, and perhaps rollback too. Then the tree is as
+// before.
 func TestCrashAtAnyStep(t *testing.T) {
 	ids := slices.Sorted(maps.Keys(mutations))
 	rapid.Check(t, func(r *rapid.T) {

@@ -1,5 +1,5 @@
-// Package baseline compares a Linux system's files with the demands of a template, repairs the differences, and takes
-// repairs back. It reads a tree (/ or a folder that holds a system), runs no program of it, and asks no kernel.
+// Package baseline compares a Linux system's files with the demands of a template, repairs the differences, and undoes
+// repairs. It reads a tree (/ or a folder that holds a system), runs no program of it, and asks no kernel.
 //
 //	template ── examine(tree) ──► findings
 //	    │

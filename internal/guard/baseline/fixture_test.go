@@ -85,7 +85,8 @@ func good() fixture {
 	return f
 }
 
-// folder is one of the test's own, in memory where that is: fix syncs every step, and a busy disk takes seconds for that.
+// folder is a folder of the test's own, in memory if possible: fix syncs every step, and a busy disk takes seconds for
+// that.
 func folder(t testing.TB) string {
 	t.Helper()
 	parent := "/dev/shm"

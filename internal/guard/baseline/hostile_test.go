@@ -104,7 +104,7 @@ func TestRollbackLeavesWhatChangedSince(t *testing.T) {
 	}
 }
 
-// A file that cannot be changed says so, and the others are.
+// A file that cannot be changed is named, and the others are changed.
 func TestFixGoesOn(t *testing.T) {
 	f := good()
 	mutations["login-umask"](f)
@@ -211,7 +211,7 @@ func TestOddFiles(t *testing.T) {
 	}
 }
 
-// FuzzFiles plans repairs of whatever is in a file, in memory: a run for the disk takes a hundred times as long.
+// FuzzFiles plans repairs of any contents of a file, in memory: a run for the disk takes a hundred times as long.
 func FuzzFiles(f *testing.F) {
 	for i, name := range oddFiles {
 		f.Add(uint8(i), []byte(good()[name].content))

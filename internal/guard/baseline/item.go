@@ -14,7 +14,7 @@ const (
 	CannotTell    = "cannot tell"
 )
 
-// check is a demand on a system. repair only plans; its error says what a person can do instead.
+// check is a demand on a system. repair only plans; its error has the advice for a person to do it instead.
 type check interface {
 	examine(t *tree) finding
 	repair(t *tree) error
@@ -39,7 +39,7 @@ type Item struct {
 	Clause  string   // of GB/T 22239-2019, without its name: 8.1.4.1 a
 	Manual  []string // manual pages that describe the setting
 	Needs   string   // a path without which the item is not applicable; or empty
-	ByHand  string   // why it is not repaired, and what to do; empty: it is repaired
+	ByHand  string   // why it is not repaired, and the remedy by hand; empty: it is repaired
 	check   check
 }
 

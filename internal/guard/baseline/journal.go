@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
+
+	"github.com/shunt-lb/shunt/internal/record"
 )
 
 // DefaultJournal is the folder of the journals.
@@ -40,6 +43,11 @@ func newJournal(folder, dir string, changes []change) (*journal, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, fmt.Errorf("write a journal: %w; nothing was changed. Name another folder with --journal", err)
 	}
+	unlock, err := lockJournals(folder)
+	if err != nil {
+		return nil, fmt.Errorf("write a journal: %w; nothing was changed", err)
+	}
+	defer unlock() //nolint:errcheck // the folder was only read by it
 	number := 1
 	names, err := journalNames(folder)
 	if err != nil {
@@ -68,6 +76,28 @@ func newJournal(folder, dir string, changes []change) (*journal, error) {
 	}
 	step("journal")
 	return j, nil
+}
+
+// lockJournals waits until no other process writes a journal in a folder, and removes the parts of journals that processes were
+// killed at. The processes had changed nothing.
+func lockJournals(folder string) (unlock func() error, err error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", folder, err), f.Close())
+	}
+	numbers, err := journalNames(folder)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	for _, number := range numbers {
+		own := filepath.Join(folder, strconv.Itoa(number))
+		record.Sweep(own, journalFile)
+		_ = os.Remove(own) // if it has nothing else, there is no such journal
+	}
+	return f.Close, nil
 }
 
 func writeSynced(own string, text []byte) error {
@@ -121,6 +151,16 @@ type Rollback struct {
 // interrupted and repeated. nil: there is nothing to take back.
 func RollBack(dir, folder string) (*Rollback, error) {
 	root, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("roll back: %w", err)
+	}
+	unlock, err := lockJournals(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = unlock()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("roll back: %w", err)
 	}

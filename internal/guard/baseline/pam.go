@@ -52,7 +52,7 @@ func (c *pam) wanted() string {
 	return fmt.Sprintf("%s of %s: %s", c.Type, c.Service, strings.Join(all, " "))
 }
 
-// needed reports whether the module has to be in the stack.
+// needed reports whether the stack needs the module.
 func (c *pam) needed() bool { return len(c.Control)+len(c.Has) > 0 || c.Option != "" }
 
 // pamWords splits a line; text in square brackets is one word.

@@ -32,7 +32,7 @@ func (f *baselineFlags) add(c *cobra.Command, template bool) {
 	cli.OutputFlag(c, &f.output)
 }
 
-// items are the template's. What is wrong with it is told.
+// items are the template's. Faults of the template are printed.
 func (f *baselineFlags) items(s cli.Streams) ([]baseline.Item, error) {
 	items, faults, err := baseline.Load(f.template)
 	if err != nil {

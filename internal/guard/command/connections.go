@@ -28,7 +28,7 @@ func printConnections(w io.Writer, file string, rules []policy.Connection) {
 	}
 }
 
-// checkConnections says how the kernel enforces rules of connections.
+// checkConnections prints how the kernel enforces rules of connections.
 func checkConnections(s cli.Streams, p policy.Policy, enforces func(policy.Policy) (connect.Coverage, error)) error {
 	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err
@@ -59,7 +59,7 @@ func wayText(way connect.Way) string {
 	return "at a cgroup"
 }
 
-// printConnectionsStatus says first what is not enforced.
+// printConnectionsStatus begins with the operations that are not enforced.
 func printConnectionsStatus(w io.Writer, status *connect.Status) {
 	if status == nil {
 		return
@@ -79,7 +79,7 @@ func printConnectionsStatus(w io.Writer, status *connect.Status) {
 	printRules(w, status.Rules)
 }
 
-// explainConnection says what a process may do with an address.
+// explainConnection prints the operations that a process may do with an address.
 func explainConnection(s cli.Streams, p policy.Policy, file string, at netip.AddrPort, process int, isJSON bool) (err error) {
 	var e *connect.Explanation
 	if file != "" {
@@ -132,7 +132,7 @@ func noAgent(folder string) error {
 	return err
 }
 
-// leftConnections lists what denies connections.
+// leftConnections lists the rules in the kernel that deny connections.
 func leftConnections(folder string) ([]cli.Trace, error) {
 	status, err := connect.Look(kernel.DefaultPinRoot)
 	if err != nil || status == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// The first line says which operations are not enforced.
+// The first line names the operations that are not enforced.
 func TestConnectionsStatus(t *testing.T) {
 	var out bytes.Buffer
 	status := &connect.Status{Way: connect.Cgroup, Enforced: []string{policy.Connect, policy.Bind}, Not: []string{policy.Listen}, Hooks: 7, Denied: 2, Audited: 1, Untracked: 3,
@@ -33,7 +33,7 @@ func TestConnectionsStatus(t *testing.T) {
 	}
 }
 
-// check --host fails for what a policy must have and the kernel has not.
+// check --host fails if the kernel lacks a feature that the policy needs.
 func TestCheckOfConnections(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

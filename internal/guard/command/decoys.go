@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// decoyFolders are where decoys are noted.
+// decoyFolders are the folders with the notes about decoys.
 type decoyFolders struct{ journal, run string }
 
 func newGuardDecoys(s cli.Streams) *cobra.Command {
@@ -87,7 +87,7 @@ func printDecoys(w io.Writer, all []decoy.State, trees []decoy.Tree, now time.Ti
 	}
 }
 
-// printDecoyStatus says how decoys are, and who touched them.
+// printDecoyStatus prints the state of decoys, and the programs that touched them.
 func printDecoyStatus(w io.Writer, d decoy.Status, now time.Time) {
 	fmt.Fprintf(w, "    %s stand in %s; %d changed, %d gone\n", value.Counted(d.Stand, "decoy"), value.Counted(len(d.Folders), "folder"), d.Changed, d.Gone)
 	for _, folder := range slices.Sorted(maps.Keys(d.Folders)) {
@@ -105,7 +105,7 @@ func printDecoyStatus(w io.Writer, d decoy.Status, now time.Time) {
 	}
 }
 
-// sayDecoys says how many there are at the start.
+// sayDecoys prints the number of decoys at the start.
 func sayDecoys(w io.Writer, status agent.Status) {
 	for _, f := range status.Features {
 		if f.Decoys != nil {
@@ -114,7 +114,7 @@ func sayDecoys(w io.Writer, status agent.Status) {
 	}
 }
 
-// changeDecoys does something with the journal held, and prints what became of them.
+// changeDecoys changes decoys with the journal held, and prints the results.
 func changeDecoys(s cli.Streams, in decoyFolders, output, did string, change func(*decoy.Store) (decoy.Report, error)) error {
 	store, err := decoy.Open(in.journal)
 	if err != nil {

@@ -111,7 +111,7 @@ func watchEvents(ctx context.Context, s cli.Streams, o detect.Options, atMost ti
 	if err != nil {
 		return err
 	}
-	defer w.Close() //nolint:errcheck // Run has said what is to be said
+	defer w.Close() //nolint:errcheck // Run has reported all errors
 	for _, r := range w.Sensors() {
 		if r.Got == nil || r.Got.Loses != "" {
 			fmt.Fprintf(s.Err, "%v\n", r)

@@ -122,8 +122,8 @@ func TestGuardLists(t *testing.T) {
 	}
 }
 
-// TestGuardRunDetects runs the guard with a file that only detects, as a user does: what is found goes to the log, SIGHUP has another
-// rule, a bad file changes nothing, and the status says how it goes.
+// TestGuardRunDetects runs the guard with a file that only detects, as a user does: findings go to the log, SIGHUP
+// loads another rule, a bad file changes nothing, and the status has the counts.
 func TestGuardRunDetects(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -229,7 +229,7 @@ func (s *transcript) String() string {
 	return s.text.String()
 }
 
-// await waits until the command has said something. An emulated machine takes long to load programs.
+// await waits for a text in the command's output. An emulated machine takes long to load programs.
 func (s *transcript) await(t *testing.T, want string) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Minute); !strings.Contains(s.String(), want); time.Sleep(10 * time.Millisecond) {

@@ -14,6 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -78,7 +79,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 	return c
 }
 
-func explain(p policy.Policy, file, path string, process int) (*protect.Explanation, error) {
+func explain(p policy.Policy, file, path string, process int) (*judge.Explanation, error) {
 	if file != "" {
 		return protect.ExplainPolicy(p, path, process)
 	}
@@ -92,11 +93,11 @@ func explain(p policy.Policy, file, path string, process int) (*protect.Explanat
 	return e, err
 }
 
-func printExplanation(w io.Writer, e *protect.Explanation, file string) error {
+func printExplanation(w io.Writer, e *judge.Explanation, file string) error {
 	switch e.From {
-	case protect.FromPolicy:
+	case judge.FromPolicy:
 		fmt.Fprintf(w, "NOT IN FORCE: this is the answer of %s.\n", file)
-	case protect.FromOpens:
+	case judge.FromOpens:
 		fmt.Fprintln(w, "This is the answer of `shunt guard run`, which opens of protected files wait for: this kernel has no BPF LSM.")
 	default:
 		fmt.Fprintf(w, "This is the kernel's answer, under policy %d.\n", e.Policy)
@@ -135,7 +136,7 @@ func printExplanation(w io.Writer, e *protect.Explanation, file string) error {
 	return nil
 }
 
-func objectText(o protect.Object) string {
+func objectText(o judge.Object) string {
 	text := event.Printable(o.Path)
 	if o.Exists {
 		text += fmt.Sprintf(", inode %d of device %s", o.Inode, o.Device)
@@ -156,15 +157,15 @@ func objectText(o protect.Object) string {
 	return text
 }
 
-func answerText(a protect.Answer) string {
+func answerText(a judge.Answer) string {
 	switch a.Verdict {
-	case protect.Denied:
+	case judge.Denied:
 		return "DENIED by " + ruleNames(a.Rules)
-	case protect.Audited:
+	case judge.Audited:
 		return "allowed, and reported: " + ruleNames(a.Rules) + " is in mode audit"
-	case protect.Unenforced:
+	case judge.Unenforced:
 		return "NOT ENFORCED: " + ruleNames(a.Rules) + " would need BPF LSM"
-	case protect.NoObject:
+	case judge.NoObject:
 		return "-"
 	}
 	if len(a.Trusted) > 0 {

@@ -10,30 +10,30 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/cli"
-	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
-func exampleExplanation() *protect.Explanation {
+func exampleExplanation() *judge.Explanation {
 	none := []string{}
-	return &protect.Explanation{
-		From: protect.FromKernel, Enforced: true, Policy: 3,
-		File: protect.Object{Path: "/srv/data/today", Exists: true, Inode: 131, Device: "254:0", Rules: []string{"data", "logs"}, By: "its inode's label", Above: none, Program: none},
-		Process: protect.Subject{PID: 4713, Protected: []string{"app"},
-			Trusted:   []protect.Reason{{Rule: "logs", Why: "it comes from process 4711 (app), whose executable /usr/sbin/app the rule names", PID: 4711}},
-			Untrusted: []protect.Reason{{Rule: "data", Why: "process 4711 (app) is trusted, and process 4712 is not: it runs /usr/bin/dash, an interpreter that the rule does not list in interpreters", PID: 4712}},
-			Chain: []protect.Ancestor{
+	return &judge.Explanation{
+		From: judge.FromKernel, Enforced: true, Policy: 3,
+		File: judge.Object{Path: "/srv/data/today", Exists: true, Inode: 131, Device: "254:0", Rules: []string{"data", "logs"}, By: "its inode's label", Above: none, Program: none},
+		Process: judge.Subject{PID: 4713, Protected: []string{"app"},
+			Trusted:   []judge.Reason{{Rule: "logs", Why: "it comes from process 4711 (app), whose executable /usr/sbin/app the rule names", PID: 4711}},
+			Untrusted: []judge.Reason{{Rule: "data", Why: "process 4711 (app) is trusted, and process 4712 is not: it runs /usr/bin/dash, an interpreter that the rule does not list in interpreters", PID: 4712}},
+			Chain: []judge.Ancestor{
 				{PID: 4713, Comm: "vi\x1b[31m", Program: "/usr/bin/vi", Trusted: []string{"logs"}, Gives: none},
 				{PID: 4712, Comm: "sh", Program: "/usr/bin/dash", Trusted: []string{"logs"}, Gives: none},
 				{PID: 4711, Comm: "app", Program: "/usr/sbin/app", Trusted: []string{"data", "logs"}, Gives: []string{"data", "logs"}},
 				{PID: 1, Comm: "systemd", Program: "/usr/lib/systemd/systemd", Trusted: none, Gives: none},
 			}},
-		Operations: []protect.Answer{
-			{Operation: "write", Verdict: protect.Denied, Rules: []string{"data"}, Trusted: []string{"logs"}},
-			{Operation: "create", Verdict: protect.NoObject, Rules: none, Trusted: none},
-			{Operation: "delete", Verdict: protect.Allowed, Rules: none, Trusted: []string{"logs"}},
-			{Operation: "rename", Verdict: protect.Audited, Rules: []string{"data"}, Trusted: none},
-			{Operation: "link", Verdict: protect.Allowed, Rules: none, Trusted: none},
+		Operations: []judge.Answer{
+			{Operation: "write", Verdict: judge.Denied, Rules: []string{"data"}, Trusted: []string{"logs"}},
+			{Operation: "create", Verdict: judge.NoObject, Rules: none, Trusted: none},
+			{Operation: "delete", Verdict: judge.Allowed, Rules: none, Trusted: []string{"logs"}},
+			{Operation: "rename", Verdict: judge.Audited, Rules: []string{"data"}, Trusted: none},
+			{Operation: "link", Verdict: judge.Allowed, Rules: none, Trusted: none},
 		},
 	}
 }
@@ -51,8 +51,8 @@ func TestGuardExplainPrints(t *testing.T) {
 	}
 	golden.Require(t, "testdata/guard-explain.json.golden", text.String())
 	text.Reset()
-	e.From, e.Enforced, e.Why = protect.FromPolicy, false, "it is too old"
-	e.File = protect.Object{Path: "/srv/data/new", Rules: []string{"data"}, By: "its folder", Above: []string{"logs"}, Program: []string{"logs"}}
+	e.From, e.Enforced, e.Why = judge.FromPolicy, false, "it is too old"
+	e.File = judge.Object{Path: "/srv/data/new", Rules: []string{"data"}, By: "its folder", Above: []string{"logs"}, Program: []string{"logs"}}
 	if err := printExplanation(&text, e, "guard.yaml"); err != nil {
 		t.Fatal(err)
 	}
@@ -63,11 +63,12 @@ func TestGuardExplainPrints(t *testing.T) {
 	}
 }
 
-// Without BPF LSM the first line says who answers, and an operation that no open asks for is not enforced.
+// Without BPF LSM the first line names the source of the answer, and an operation that no open asks for is
+// not enforced.
 func TestGuardExplainPrintsOpens(t *testing.T) {
 	e := exampleExplanation()
-	e.From, e.Policy = protect.FromOpens, 0
-	e.Operations[3].Verdict = protect.Unenforced
+	e.From, e.Policy = judge.FromOpens, 0
+	e.Operations[3].Verdict = judge.Unenforced
 	var text bytes.Buffer
 	if err := printExplanation(&text, e, ""); err != nil {
 		t.Fatal(err)
@@ -99,8 +100,8 @@ func TestGuardExplain(t *testing.T) {
 		t.Skip("needs root")
 	}
 	code, out, errOut := guardMain("explain", target, me, "--policy", file, "-o", "json")
-	var e protect.Explanation
-	if err := json.Unmarshal([]byte(out), &e); err != nil || code != cli.ExitOK || e.Operations[0].Verdict != protect.Denied || e.From != protect.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
+	var e judge.Explanation
+	if err := json.Unmarshal([]byte(out), &e); err != nil || code != cli.ExitOK || e.Operations[0].Verdict != judge.Denied || e.From != judge.FromPolicy || e.Process.Chain[0].PID != os.Getpid() {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, errOut)
 	}
 	if code, _, errOut := guardMain("explain", target, "4194305", "--policy", file); code != cli.ExitRefused || !strings.Contains(errOut, "there is no process 4194305") {

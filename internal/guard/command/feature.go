@@ -157,7 +157,7 @@ removed. If switching fails, nothing has changed.`,
 	}
 }
 
-// warnNotAtWork says why a feature or rule does nothing though nobody has switched it off.
+// warnNotAtWork prints why a feature or rule does nothing though nobody has switched it off.
 func warnNotAtWork(w io.Writer, all []switchState, name string) {
 	for _, one := range all {
 		if one.Name == name && !one.On {

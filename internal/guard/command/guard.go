@@ -24,6 +24,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/connect"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/kernel"
@@ -62,7 +64,7 @@ without a policy.`,
 			if err != nil {
 				return err
 			}
-			for _, one := range protect.Scripts(p) {
+			for _, one := range judge.Scripts(p) {
 				faults = append(faults, config.Fault{File: one.At, Severity: config.SeverityError, Message: one.Problem, Suggestion: one.Remedy})
 			}
 			bad := config.HasErrors(faults)
@@ -93,15 +95,15 @@ without a policy.`,
 	return c
 }
 
-// checkHost says whether the kernel enforces a policy.
+// checkHost prints whether the kernel enforces a policy.
 func checkHost(s cli.Streams, p policy.Policy, enforces func() error) error {
 	if err := cli.RequireRoot("guard check --host", "asks the kernel to load programs"); err != nil {
 		return err
 	}
 	err := enforces()
 	var refused *protect.Refusal
-	if errors.As(err, &refused) && p.IsDegraded && protect.CanHold() == nil {
-		sayDegraded(s.Err, protect.Missing(p.Enforced()), p, refused)
+	if errors.As(err, &refused) && p.IsDegraded && gate.CanHold() == nil {
+		sayDegraded(s.Err, gate.Missing(p.Enforced()), p, refused)
 		return nil
 	}
 	if errors.As(err, &refused) {
@@ -158,7 +160,7 @@ func newGuardSchema(s cli.Streams) *cobra.Command {
 	}
 }
 
-// loadPolicy reads the policy that --policy names, and says what is wrong with it.
+// loadPolicy reads the policy that --policy names, and prints its faults.
 func loadPolicy(s cli.Streams, file string) (policy.Policy, error) {
 	if file == "" {
 		return policy.Policy{}, cli.UsageError{Err: errors.New("name the policy with --policy FILE")}
@@ -272,7 +274,7 @@ func percentOf(text string) (float64, error) {
 	return percent, nil
 }
 
-// teller writes what the agent tells, as text or as one JSON object a line.
+// teller writes the agent's lines, as text or as one JSON object a line.
 func teller(w io.Writer, isJSON bool) func(agent.Line) error {
 	lines := json.NewEncoder(w)
 	return func(l agent.Line) error {
@@ -307,7 +309,7 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 		tell = teller(file, true)
 	}
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, unix.SIGHUP) // before anybody can know that it is at work
+	signal.Notify(hangup, unix.SIGHUP) // before anybody can see that it is at work
 	defer signal.Stop(hangup)
 	var a *agent.Agent
 	read := &reloads{}
@@ -324,8 +326,8 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 	if err != nil {
 		return tool.Privileges(err)
 	}
-	if gate := a.Gate(); gate != nil {
-		sayDegraded(s.Err, gate.Status().Gaps, p, a.Refusal())
+	if g := a.Gate(); g != nil {
+		sayDegraded(s.Err, g.Status().Gaps, p, a.Refusal())
 	} else if refused = a.Refusal(); refused != nil {
 		if err := notEnforced(s, p, refused); err != nil || !p.Watches() {
 			return errors.Join(err, a.Close())
@@ -352,16 +354,16 @@ func runGuard(c *cobra.Command, s cli.Streams, p policy.Policy, o guardRun) (err
 	cancel()
 	<-reloaded // before the maps are closed
 	endMetrics()
-	protects, gate := a.Guard() != nil, a.Gate() != nil
+	protects, holds := a.Guard() != nil, a.Gate() != nil
 	err = errors.Join(err, a.Close())
 	sayEnds(notes, a.Status(), protects)
-	if gate {
+	if holds {
 		fmt.Fprintln(notes, "Files are not protected any more: without BPF LSM, protection ends with this process.")
 	}
 	return err
 }
 
-// sayBegins says what is on.
+// sayBegins prints the features that are on.
 func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 	if g := a.Guard(); g != nil {
 		begins := "protected from now on"
@@ -391,7 +393,7 @@ func sayBegins(w io.Writer, a *agent.Agent, p policy.Policy) {
 	}
 }
 
-// sayEnds says how it went.
+// sayEnds prints the counts at the end.
 func sayEnds(w io.Writer, status agent.Status, protects bool) {
 	lost := status.Alerts.Lost + status.Notes.Lost
 	for _, f := range status.Features {
@@ -443,7 +445,7 @@ func reload(ctx context.Context, g applier, asked <-chan os.Signal, file string,
 	}
 }
 
-// rulesText is by what a policy protects and detects.
+// rulesText counts the rules by which a policy protects and detects.
 func rulesText(p policy.Policy) string {
 	text := "nothing is protected"
 	if n := len(p.Enforced()); n > 0 {
@@ -461,17 +463,17 @@ func rulesText(p policy.Policy) string {
 	return text
 }
 
-// sayDegraded says first what is not enforced where only opens are.
+// sayDegraded begins with the operations that are not enforced, where only opens are.
 func sayDegraded(w io.Writer, gaps []policy.Gap, p policy.Policy, refused *protect.Refusal) {
-	fmt.Fprintln(w, protect.NotEnforced(gaps))
-	if held := protect.Held(p.Enforced()); len(held) > 0 {
+	fmt.Fprintln(w, gate.NotEnforced(gaps))
+	if held := gate.Held(p.Enforced()); len(held) > 0 {
 		fmt.Fprintf(w, "Enforced when a file is opened, by fanotify, as long as `shunt guard run` is running: %s.\n", strings.Join(held, "; "))
 	}
 	fmt.Fprintf(w, "why: %s\nwhat to do: %s.\n", refused.Reason, refused.Remedy)
 }
 
-// notEnforced says first what the user must not rely on. It is a fault if something is to be denied, unless
-// the policy allows that.
+// notEnforced begins with the rules that the user must not rely on. It is a fault if a rule has to deny, unless the
+// policy allows that.
 func notEnforced(s cli.Streams, p policy.Policy, refused *protect.Refusal) error {
 	fmt.Fprintln(s.Err, "NOT PROTECTED: nothing of the policy is enforced on this kernel, and nothing was attached.")
 	for _, r := range p.Enforced() {
@@ -533,16 +535,17 @@ nothing is protected or denied, and nothing detected.`,
 	return c
 }
 
-// opensOf is the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none, and there was none.
-func opensOf(running *agent.Status, folder string) (*protect.GateStatus, error) {
+// opensOf returns the protection by holding opens: of the agent at work, or of one that has ended; nil: there is none,
+// and there was none.
+func opensOf(running *agent.Status, folder string) (*gate.Status, error) {
 	if running == nil {
-		return protect.LookGate(folder)
+		return gate.Look(folder)
 	}
 	return holding(running), nil
 }
 
-// holding is the protection by holding opens that an agent gives; nil: none.
-func holding(running *agent.Status) *protect.GateStatus {
+// holding returns the protection by holding opens that an agent gives; nil: none.
+func holding(running *agent.Status) *gate.Status {
 	if running == nil {
 		return nil
 	}
@@ -554,8 +557,8 @@ func holding(running *agent.Status) *protect.GateStatus {
 	return nil
 }
 
-// printOpens says first what is not enforced, or since when nothing is.
-func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
+// printOpens begins with the operations that are not enforced, or with the time since when nothing is.
+func printOpens(w io.Writer, opens *gate.Status, now time.Time) {
 	switch {
 	case opens == nil:
 	case !opens.Ended.IsZero():
@@ -566,7 +569,7 @@ func printOpens(w io.Writer, opens *protect.GateStatus, now time.Time) {
 		fmt.Fprintf(w, "PROTECTION ENDED at %s, %v ago: process %d, for which opens of files waited, %s. `shunt guard run` protects again.\n",
 			opens.Ended.Format(time.DateTime), now.Sub(opens.Ended).Round(time.Second), opens.PID, how)
 	default:
-		fmt.Fprintln(w, protect.NotEnforced(opens.Gaps))
+		fmt.Fprintln(w, gate.NotEnforced(opens.Gaps))
 		fmt.Fprintf(w, "Opens of %s wait for process %d, for %v; %d denied, %d audited.\n", value.Counted(opens.Objects, "inode"), opens.PID, now.Sub(opens.Began).Round(time.Second), opens.Denied, opens.Audited)
 		if opens.Waited > 0 {
 			mean := time.Duration(opens.Took / float64(opens.Waited) * float64(time.Second))
@@ -692,7 +695,7 @@ func newGuardStop(s cli.Streams) *cobra.Command {
 			}
 			was, err := protect.Stop(kernel.DefaultPinRoot)
 			denied, denyErr := connect.Stop(kernel.DefaultPinRoot)
-			_, noteErr := protect.ForgetGate(agent.RunDirectory)
+			_, noteErr := gate.Forget(agent.RunDirectory)
 			if err = errors.Join(err, denyErr, noteErr); err != nil {
 				return err
 			}

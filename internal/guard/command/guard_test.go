@@ -58,7 +58,8 @@ func TestGuardCheck(t *testing.T) {
 	}
 }
 
-// A rule that denies is shown as what the kernel enforces, is refused by name where it cannot be decided, and needs a kernel that enforces.
+// A rule that denies is shown as the kernel enforces it, is refused by name where it cannot be decided, and needs a
+// kernel that enforces.
 func TestGuardCheckOfScripts(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
@@ -104,7 +105,7 @@ func TestGuardRefuses(t *testing.T) {
 	}
 }
 
-// The first line says what a user must not rely on.
+// The first line names the rules that a user must not rely on.
 func TestGuardSaysFirstWhatIsNotEnforced(t *testing.T) {
 	var out bytes.Buffer
 	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{"/srv/data"}, Deny: []string{policy.Write, policy.Delete}, Mode: policy.Deny}}}
@@ -158,7 +159,7 @@ func TestGuardStatusPrints(t *testing.T) {
 	}
 }
 
-// TestGuardAtWork runs, asks and stops the guard as a user does, on a kernel that lets it.
+// TestGuardAtWork runs, asks and stops the guard as a user does, on a kernel that allows it.
 func TestGuardAtWork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -244,7 +245,7 @@ func (a *applied) Apply(p policy.Policy) error {
 
 func (a *applied) Warn(io.Writer) {}
 
-// TestGuardReloads sends this process SIGHUP: a good file is applied, a bad one is not, and what fails is told.
+// TestGuardReloads sends this process SIGHUP: a good file is applied, a bad one is not, and errors are reported.
 func TestGuardReloads(t *testing.T) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, unix.SIGHUP)

@@ -16,7 +16,7 @@ import (
 // left lists the guard's traces for `shunt uninstall`.
 func left() ([]cli.Trace, error) {
 	all, err := leftConnections(agent.RunDirectory)
-	if err == nil { // else both would say the same
+	if err == nil { // otherwise both would list the same
 		var protection []cli.Trace
 		protection, err = leftProtection()
 		all = append(all, protection...)
@@ -25,7 +25,7 @@ func left() ([]cli.Trace, error) {
 	return append(append(all, decoys...), leftLimits(agent.LimitName)...), errors.Join(err, errDecoys)
 }
 
-// leftProtection lists what the guard protects.
+// leftProtection lists the protection that is left in the kernel.
 func leftProtection() ([]cli.Trace, error) {
 	status, err := protect.Look(kernel.DefaultPinRoot)
 	switch {

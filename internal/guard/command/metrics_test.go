@@ -18,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/agent"
 	"github.com/shunt-lb/shunt/internal/guard/decoy"
 	"github.com/shunt-lb/shunt/internal/guard/detect"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/guard/rule"
@@ -25,12 +26,12 @@ import (
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
-// The whole of what a guard with something of everything answers.
+// The whole answer of a guard that has every kind of figure.
 func TestGuardMetrics(t *testing.T) {
 	s := agent.Status{
 		Features: []agent.Feature{
 			{Name: "protection", On: true, Rules: 2, Events: 9, Lost: 4, LostBy: map[string]uint64{"denied": 0, "audited": 4}, Alerts: 5, Why: "it is too old, and only opens wait",
-				Opens: &protect.GateStatus{Objects: 7, Waited: 40, Took: 0.25, Denied: 3, Audited: 2, Late: 1, Unsure: 6, Unread: 8}},
+				Opens: &gate.Status{Objects: 7, Waited: 40, Took: 0.25, Denied: 3, Audited: 2, Late: 1, Unsure: 6, Unread: 8}},
 			{Name: "detection", Why: "it is too old", LostBy: map[string]uint64{"exec": 1, "often": 2, "rare": 3}, Missed: 6,
 				Thinned: []detect.Thinned{{Type: "exec", OneOf: 1, LeftOut: 7}, {Type: "open", OneOf: 16, LeftOut: 8}, {Type: "dup", LeftOut: 9}}},
 			{Name: "decoys", On: true, Rules: 1, Lost: 2, Decoys: &decoy.Status{Stand: 8, Changed: 1}},

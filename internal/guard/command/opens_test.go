@@ -9,6 +9,7 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/cli"
 	"github.com/shunt-lb/shunt/internal/guard/agent"
+	"github.com/shunt-lb/shunt/internal/guard/gate"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
@@ -22,7 +23,7 @@ func degraded() policy.Policy {
 
 const firstOfDegraded = "NOT ENFORCED on this kernel, which has no BPF LSM: rule data: delete, mount; rule app: kill.\n"
 
-// The first line of check --host names what is not enforced, also where opens are.
+// The first line of check --host names the operations that are not enforced, also where opens are.
 func TestCheckHostOfADegradedPolicy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -40,7 +41,7 @@ func TestCheckHostOfADegradedPolicy(t *testing.T) {
 // The first line of status names the operations that are not enforced, or the time when protection ended.
 func TestStatusOfOpens(t *testing.T) {
 	now := time.Now()
-	s := &protect.GateStatus{PID: 7, Began: now.Add(-time.Minute), Objects: 3, Rules: []policy.RuleStatus{{Name: "data", Text: "deny: write"}}, Gaps: protect.Missing(degraded().Rules), Waited: 8, Took: 0.002, Denied: 2, Late: 1, Unsure: 4, Unread: 5}
+	s := &gate.Status{PID: 7, Began: now.Add(-time.Minute), Objects: 3, Rules: []policy.RuleStatus{{Name: "data", Text: "deny: write"}}, Gaps: gate.Missing(degraded().Rules), Waited: 8, Took: 0.002, Denied: 2, Late: 1, Unsure: 4, Unread: 5}
 	running := &agent.Status{Features: []agent.Feature{{Name: "protection", On: true, Opens: s}}}
 	if at, err := opensOf(running, t.TempDir()); at != s || err != nil {
 		t.Errorf("%+v %v", at, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// From what was audited comes a policy that can be used.
+// From audited attempts comes a policy that can be used.
 func TestGuardSuggest(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "app")
 	if err := os.WriteFile(program, nil, 0o755); err != nil {

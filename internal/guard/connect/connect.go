@@ -20,7 +20,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// Options say where connections are denied.
+// Options select the processes whose connections are denied.
 type Options struct {
 	Root   string // a bpffs
 	Cgroup string // only to processes in it and in cgroups below it; "": to all

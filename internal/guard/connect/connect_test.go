@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// patient bounds waiting for what comes soon.
+// patient bounds waits for events that come soon.
 const patient = 20 * time.Second
 
 // bed is a cgroup, a bpffs, and two programs: copies of the test's binary.
@@ -194,7 +194,7 @@ func (b *bed) everything(mode string) []policy.Connection {
 	}
 }
 
-// row is a deed, and who denies it.
+// row is a deed, and the rules that deny it.
 type row struct {
 	deed, at  string
 	operation string // that is denied; "": none
@@ -240,7 +240,7 @@ func rows() []row {
 	return all
 }
 
-// TestOperations has a program that rules are about do each thing, and another one, which may.
+// TestOperations has a program that rules are about do each deed, and another one, which may.
 func TestOperations(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
 		t.Run(string(way), func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestOperations(t *testing.T) {
 				t.Errorf("it is told too: %v", a)
 			default:
 			}
-			// SCTP takes addresses in ways that nobody is asked about, and not every kernel has it.
+			// SCTP takes addresses in ways at which the kernel calls no hook, and not every kernel has SCTP.
 			if got := b.does(b.subject, "sctp 127.0.0.1:7003"); got == "done" || way == LSM && got != "EPERM" {
 				t.Errorf("a socket of SCTP: %s", got)
 			}
@@ -280,7 +280,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// tells checks what is told of a row.
+// tells checks the reported attempt of a row.
 func (b *bed) tells(r row, a Attempt) {
 	b.Helper()
 	at := netip.MustParseAddrPort(r.at)
@@ -327,7 +327,7 @@ func TestExceptions(t *testing.T) {
 	}
 }
 
-// In mode audit all is allowed and told, and in no other cgroup it is even told.
+// In mode audit every attempt is allowed and reported, and in no other cgroup is it even reported.
 func TestAudit(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
 		t.Run(string(way), func(t *testing.T) {
@@ -351,8 +351,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// A rule with children holds for the processes that its program starts, whatever they do to leave it, also after another
-// policy was loaded.
+// A rule with children holds for the processes that its program starts, in spite of all their ways to leave it, also
+// after another policy was loaded.
 func TestChildren(t *testing.T) {
 	for _, way := range []Way{LSM, Cgroup} {
 		t.Run(string(way), func(t *testing.T) {
@@ -395,7 +395,7 @@ func TestChildren(t *testing.T) {
 	}
 }
 
-// waiting has the subject start the other program, which waits until say is called; result is its word then.
+// waiting has the subject start the other program, which waits until say is called; result then returns its word.
 func (b *bed) waiting(words string) (result func() string, say func()) {
 	b.Helper()
 	c := b.command(b.subject, words)
@@ -424,7 +424,7 @@ func (b *bed) waiting(words string) (result func() string, say func()) {
 	}
 }
 
-// forget takes all processes out of a table.
+// forget removes all processes from a table.
 func (b *bed) forget(tasks *ebpf.Map) {
 	b.Helper()
 	var all []connectGuardProcess
@@ -441,7 +441,7 @@ func (b *bed) forget(tasks *ebpf.Map) {
 	}
 }
 
-// running is how many processes run a program.
+// running is the number of processes that run a program.
 func (b *bed) running(program string) (n int) {
 	ids, err := process.All()
 	must(b.TB, err)
@@ -472,7 +472,7 @@ func TestOtherLayouts(t *testing.T) {
 	if was, err := Stop(b.options.Root); !was || err != nil {
 		t.Errorf("%v %v", was, err)
 	}
-	for until := time.Now().Add(patient); b.does(b.subject, connects) != "done"; { // the kernel lets go of links later
+	for until := time.Now().Add(patient); b.does(b.subject, connects) != "done"; { // the kernel releases links later
 		if time.Now().After(until) {
 			t.Fatal("it is denied yet")
 		}
@@ -535,7 +535,7 @@ func TestLife(t *testing.T) {
 	b.wants(b.subject, "bind 127.0.0.1:7101", "done")
 }
 
-// A program that cannot be one is a fault, and nothing is left of the policy.
+// A program that cannot be one is a fault, and nothing remains of the policy.
 func TestProgramsThatAreNone(t *testing.T) {
 	b := newBed(t, Cgroup)
 	folder := filepath.Dir(b.subject)
@@ -553,7 +553,7 @@ func TestProgramsThatAreNone(t *testing.T) {
 	}
 }
 
-// An operation that is said to be denied is denied.
+// An operation that the explanation calls denied is denied.
 func TestExplain(t *testing.T) {
 	b := newBed(t, Cgroup)
 	if e, err := Explain(b.options.Root, netip.MustParseAddrPort("127.0.0.1:7001"), os.Getpid()); e != nil || err != nil {

@@ -54,8 +54,8 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// A program that no rule is about is told by one bit of its inode number, and no rule is looked up: no more bits are set than rules have programs, and
-// those of all of them.
+// A program that no rule is about is recognised by one bit of its inode number, and no rule is looked up: the set bits
+// are the bits of all programs of rules, and no others.
 func TestOnlyProgramsOfRulesAreLookedUp(t *testing.T) {
 	b := newBed(t, Cgroup)
 	d := b.open(b.everything(policy.Deny)[:1]...)
@@ -85,7 +85,7 @@ func TestOnlyProgramsOfRulesAreLookedUp(t *testing.T) {
 	}
 }
 
-// timeConnects prints how many nanoseconds of CPU a call takes.
+// timeConnects prints the nanoseconds of CPU that a call takes.
 func timeConnects(arguments []string) error {
 	n, err := strconv.Atoi(arguments[0])
 	if err != nil {

@@ -21,7 +21,7 @@ const (
 	Cgroup Way = "cgroup" // programs at a cgroup
 )
 
-// Coverage says where the kernel asks, which decides which operations can be denied.
+// Coverage has the kernel's hooks, which decide which operations can be denied.
 type Coverage struct {
 	Way Way    `json:"way"`
 	Why string `json:"why,omitempty"` // reason why it is not at security hooks
@@ -84,7 +84,7 @@ func (e *NotEnforced) Error() string {
 	return fmt.Sprintf("this kernel cannot deny %s. Connections are denied at a cgroup here, because %s. Leave the operation out, or write degraded: allow", strings.Join(texts, "; "), e.Coverage.Why)
 }
 
-// suffices returns an error unless everything is enforced that has to be.
+// suffices returns an error unless everything is enforced that the policy demands.
 func (c Coverage) suffices(p policy.Policy) error {
 	missing := slices.DeleteFunc(c.Missing(p.Connections), func(g policy.Gap) bool { return !g.Denies })
 	if len(missing) == 0 || p.IsDegraded {

@@ -199,7 +199,7 @@ func dialer(kind, protocol int) func(at netip.AddrPort) error {
 	}
 }
 
-// sender sends a byte to an address, without connecting; family is the one that the address names.
+// sender sends a byte to an address, without connecting; family is the family that the address names.
 func sender(kind int, flags uintptr, family uint16) func(at netip.AddrPort) error {
 	return func(at netip.AddrPort) error {
 		return with(familyOf(at), kind, 0, func(fd int) error {
@@ -278,7 +278,7 @@ var deeds = map[string]func(at netip.AddrPort) error{
 	},
 }
 
-// unspecified is AF_UNSPEC where 0 stands for the address's own family.
+// unspecified means AF_UNSPEC; 0 means the address's own family.
 const unspecified = 0xff00
 
 func connectByRing(at netip.AddrPort, setup uint32) error {

@@ -1,3 +1,3 @@
-// Package connect makes the kernel deny connections to programs that a policy names. It decides at security hooks if BPF programs
-// may, and otherwise at a cgroup, where fewer operations can be denied: Coverage says which.
+// Package connect makes the kernel deny connections to programs that a policy names. It decides at security hooks if
+// BPF programs may, and otherwise at a cgroup, where fewer operations can be denied: Coverage lists them.
 package connect

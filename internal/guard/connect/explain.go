@@ -24,7 +24,7 @@ type Answer struct {
 	Gap       string   `json:"gap,omitempty"`     // reason why the rules are not enforced, or not every time
 }
 
-// Explanation says which operations with an address would be denied to a process.
+// Explanation lists the operations with an address that would be denied to a process.
 type Explanation struct {
 	InForce    bool     `json:"in_force"` // otherwise it is the answer of a file
 	Way        Way      `json:"way"`

@@ -375,7 +375,7 @@ func pinMaps(coll *ebpf.Collection, folder string) error {
 	return nil
 }
 
-// attach attaches those of the named programs that the collection has, and pins their links.
+// attach attaches the named programs that the collection has, and pins their links.
 func attach(coll *ebpf.Collection, folder string, names []string, where string) error {
 	for _, name := range names {
 		program := coll.Programs[name]

@@ -9,7 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// BenchmarkOpen is how long another process waits for an open of a decoy, and of a file beside it.
+// BenchmarkOpen measures the time that another process waits for an open of a decoy, and of a file
+// beside it.
 func BenchmarkOpen(b *testing.B) {
 	s := newStand(b, rule.Stop)
 	one := ""

@@ -142,7 +142,7 @@ func (s *stand) encryptor(way, order, workers string) *exec.Cmd {
 	return s.launch(doing+"="+way+" "+order+" "+workers+" "+s.base, "/proc/self/exe")
 }
 
-// finish ends what is left of a program.
+// finish kills the remaining processes of a program.
 func finish(c *exec.Cmd) {
 	_ = unix.Kill(-c.Process.Pid, unix.SIGKILL)
 	_ = c.Wait()
@@ -173,14 +173,15 @@ func (s *stand) stopped(c *exec.Cmd) (harmed int, f detect.Found) {
 	return harmedFiles(s.t, s.files), f
 }
 
-// isStopped is whether a process or thread is stopped, or has ended.
+// isStopped reports whether a process or thread is stopped, or has ended.
 func isStopped(pid int) bool {
 	state := stateOf(pid)
 	return state == "T" || state == "Z" || state == ""
 }
 
-// beginsStopped is whether a process begins another one that is stopped. It waits in the kernel until that has another program
-// (CLONE_VFORK, by which Go begins programs), and no signal but SIGKILL reaches it there: it does nothing any more.
+// beginsStopped reports whether a process begins another one that is stopped. It waits in the kernel until the other
+// has another program (CLONE_VFORK, by which Go begins programs), and no signal but SIGKILL reaches it there: it does
+// nothing any more.
 func beginsStopped(t testing.TB, pid int) bool {
 	t.Helper()
 	if stateOf(pid) != "D" {
@@ -209,7 +210,7 @@ func stateOf(pid int) string {
 
 var all = flag.Bool("all", false, "try every way, order and number of workers, to measure")
 
-// neighbours are orders in which two decoys come first, by what they are.
+// neighbours are orders in which two decoys come first, by the property that sorts them.
 var neighbours = []string{"name", "name-reverse", "newest", "oldest", "smallest", "largest", "depth-first", "breadth-first"}
 
 // A program that works through files one after the other is stopped before it has harmed any, in these orders.
@@ -225,7 +226,7 @@ func TestEncryptorsAreStoppedBeforeTheFirstFile(t *testing.T) {
 	}
 }
 
-// However late the judge is, who opens a decoy waits for it.
+// A program that opens a decoy waits for the judge, however late that is.
 func TestAnOpenWaits(t *testing.T) {
 	var waited atomic.Int32
 	s := newStandThat(t, func(tid int) {
@@ -248,8 +249,8 @@ func TestAnOpenWaits(t *testing.T) {
 	}
 }
 
-// In other orders decoys are as rare as they are many, and threads that do not wait at a decoy go on until the program is stopped: they
-// meet one of the next folder at the latest.
+// In other orders decoys are found only by chance, as rare as they are among the files, and threads that do not wait at
+// a decoy go on until the program is stopped: they meet one of the next folder at the latest.
 func TestEncryptorsAreStopped(t *testing.T) {
 	if *all {
 		for way := range ways {
@@ -283,7 +284,7 @@ func expectHarm(t *testing.T, way, order, workers string, most int) {
 	})
 }
 
-// Programs that read, and people who make one mistake, are not stopped; each of them is noted who opened a decoy.
+// Programs that read, and people who make one mistake, are not stopped; each that opened a decoy is noted.
 func TestOthersAreNotStopped(t *testing.T) {
 	to := t.TempDir()
 	for name, c := range map[string]struct {
@@ -322,7 +323,7 @@ func TestOthersAreNotStopped(t *testing.T) {
 			defer finish(p)
 			s.expectEnd(p)
 			status := s.watch.Status()
-			// The kernel tells of a move after it.
+			// The kernel reports a move after it.
 			for end := time.Now().Add(10 * time.Second); c.touches && len(status.Touched) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				status = s.watch.Status()
 			}
@@ -405,7 +406,7 @@ func TestKillEndsTheTree(t *testing.T) {
 	}
 }
 
-// The action kill ends the program, and alert only tells, once.
+// The action kill ends the program, and alert only reports it, once.
 func TestActions(t *testing.T) {
 	t.Run("kill", func(t *testing.T) {
 		s := newStand(t, rule.Kill)

@@ -57,7 +57,8 @@ type file struct {
 	info fs.FileInfo
 }
 
-// orders are those in which encryptors go through files. The walk lists a folder's files before its folders, by name.
+// orders are the orders in which encryptors go through files. The walk lists a folder's files before its folders, by
+// name.
 var orders = map[string]func([]file){
 	"name": func(all []file) {
 		slices.SortFunc(all, func(a, b file) int { return cmp.Compare(filepath.Base(a.path), filepath.Base(b.path)) })
@@ -77,7 +78,7 @@ var orders = map[string]func([]file){
 	"largest": func(all []file) {
 		slices.SortFunc(all, func(a, b file) int { return cmp.Compare(b.info.Size(), a.info.Size()) })
 	},
-	"depth-first": func([]file) {}, // as it is walked
+	"depth-first": func([]file) {}, // the order of the walk
 	"breadth-first": func(all []file) {
 		slices.SortStableFunc(all, func(a, b file) int { return cmp.Compare(strings.Count(a.path, "/"), strings.Count(b.path, "/")) })
 	},
@@ -91,7 +92,7 @@ var orders = map[string]func([]file){
 	},
 }
 
-// ways are how encryptors treat a file.
+// ways are the encryptors' treatments of a file.
 var ways = map[string]func(path string) error{
 	"in-place": inPlace,
 	"rename-after": func(path string) error {
@@ -205,7 +206,7 @@ func encrypt(way, order, workers, folder string) error {
 	return nil
 }
 
-// openOften opens a file so many times, and prints how many nanoseconds one takes.
+// openOften opens a file so many times, and prints the nanoseconds of one open.
 func openOften(count, path string) error {
 	n, err := strconv.Atoi(count)
 	if err != nil {
@@ -252,7 +253,7 @@ func asListed(folder string, all *[]file) error {
 // plain is the begin of users' files.
 var plain = []byte("This is a letter of somebody.\n")
 
-// harmed are how many of the users' files are not as they were.
+// harmedFiles is the number of the users' files that have changed.
 func harmedFiles(t testing.TB, paths []string) (count int) {
 	t.Helper()
 	for _, path := range paths {
@@ -283,7 +284,7 @@ var others = map[string]func(folder string) error{
 			return err
 		})
 	},
-	// As a person does who opens a decoy by mistake, and saves it.
+	// A person opens a decoy by mistake, and saves it.
 	"edit": func(folder string) error {
 		found, err := filepath.Glob(filepath.Join(folder, "zzz0*"))
 		if err != nil || len(found) != 1 {

@@ -33,9 +33,9 @@ const Type = "decoy"
 const Technique = "T1486"
 
 const (
-	// sameFor is how long a process's acts count against it, and togetherFor how long acts of two processes count as those of one
-	// program. The first is longer: a slow process stays the same process, while two processes that share only a
-	// session may have nothing to do with each other.
+	// sameFor is the time for which a process's acts count against it, and togetherFor the time for which acts of two
+	// processes count as those of one program. The first is longer: a slow process stays the same process, while two
+	// processes that share only a session may have nothing to do with each other.
 	sameFor     = 10 * time.Minute
 	togetherFor = time.Minute
 	// toldFor is the time after which the guard reports again that a program reads decoys.
@@ -116,7 +116,7 @@ func (w *Watch) isKilled(b *bait, c []proc) bool {
 	return b.folder.Part.Action == rule.Kill && slices.ContainsFunc(w.harms, func(h harm) bool { return h.how == ended && common(h.by, c) != nil })
 }
 
-// ended is the act that stands for a program that was ended.
+// ended is the act of a program that was ended.
 const ended = "ended"
 
 // noted judges an act that has happened.

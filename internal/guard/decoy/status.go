@@ -28,7 +28,7 @@ type Status struct {
 	Touched   []Touch        `json:"touched"` // the newest last
 	Unwatched []string       `json:"unwatched,omitempty"`
 	Events    uint64         `json:"events"`
-	Lost      uint64         `json:"lost"` // how often the kernel's queue was full
+	Lost      uint64         `json:"lost"` // times that the kernel's queue was full
 }
 
 // Status returns the state. It may be called while Run is at work.

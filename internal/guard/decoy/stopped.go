@@ -22,7 +22,7 @@ type Tree struct {
 	At        time.Time `json:"at"`
 	Why       string    `json:"why"`
 	Processes []Member  `json:"processes"` // the first one is the alert's
-	Released  bool      `json:"released"`  // a person let it go on: it is not stopped again
+	Released  bool      `json:"released"`  // a person continued it: it is not stopped again
 	Decided   time.Time `json:"decided,omitzero"`
 }
 
@@ -110,7 +110,7 @@ func Stopped(folder string) (all []Tree, err error) {
 	return all, err
 }
 
-// ErrNotStopped says that a process belongs to no tree that was stopped.
+// ErrNotStopped means that a process belongs to no tree that was stopped.
 var ErrNotStopped = errors.New("it was not stopped at a decoy, or it has ended; `shunt guard decoys list` shows the stopped processes")
 
 // Decide lets the tree of a process go on (SIGCONT), or ends it (SIGKILL), and lists its processes. A tree that may go on is not stopped again.

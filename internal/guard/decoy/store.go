@@ -22,7 +22,7 @@ import (
 // Directory is the folder of the journal.
 const Directory = "/var/lib/shunt/decoys"
 
-// ErrBusy says that another process of shunt is changing decoys.
+// ErrBusy means that another process of shunt is changing decoys.
 var ErrBusy = errors.New("another command of shunt is changing decoys; try again when it has ended")
 
 // Decoy is a file that shunt has made, or is about to make.

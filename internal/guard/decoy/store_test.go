@@ -67,7 +67,8 @@ func names(t *testing.T, folder string) (all []string) {
 	return all
 }
 
-// A process that is killed at any step leaves nothing that the journal does not know: what it began can be completed, or removed.
+// A process that is killed at any step leaves nothing that the journal does not know: its unfinished work can be
+// completed, or removed.
 func TestKilledAtEachStep(t *testing.T) {
 	for _, what := range []string{"make", "remove"} {
 		killed := 0
@@ -231,7 +232,7 @@ func TestMakeThatFails(t *testing.T) {
 	}
 }
 
-// Decoys are of the kind that they say, are first and last in their orders, and take little room.
+// Decoys have the type that their names say, are first and last in their orders, and take little room.
 func TestDecoysAreWhatTheySay(t *testing.T) {
 	folder := t.TempDir()
 	for _, name := range []string{"A.txt", "z last.txt", "0.txt", "\u4e2d\u6587.txt"} {
@@ -298,7 +299,8 @@ func sum(all []int64) (total int64) {
 	return total
 }
 
-// Folders that programs keep for themselves have none; nor have others' file systems, what is too deep, and what is behind a link.
+// Folders that programs keep for themselves have no decoys; nor have others' file systems, folders that are too deep,
+// and folders behind a link.
 func TestFind(t *testing.T) {
 	root := t.TempDir()
 	for _, folder := range []string{"a/b/c", ".cache", "work/.git", "work/in"} {

@@ -16,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/process"
 )
 
-// key identifies a process for ever.
+// key identifies a process: no later one has the same values.
 type key struct {
 	pid   int
 	start uint64 // ticks

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/fanotify"
 )
 
-// Options say which decoys to watch.
+// Options select the decoys that are watched.
 type Options struct {
 	Folders []Folder
 	State   string   // folder in which stopped trees are noted
@@ -70,8 +70,8 @@ type opened struct {
 	pid   int
 }
 
-// NewWatch begins to watch folders. Folders that cannot be watched are left out, and listed in Unwatched. The error says which
-// feature the kernel lacks.
+// NewWatch begins to watch folders. Folders that cannot be watched are left out, and listed in Unwatched. The error
+// names the feature that the kernel lacks.
 func NewWatch(o Options) (w *Watch, err error) {
 	w = &Watch{options: o, wake: -1, spared: spared(), folders: map[fanotify.Handle]*folder{}, files: map[fanotify.Handle]*bait{}, inodes: map[inode]*bait{}}
 	defer func() {

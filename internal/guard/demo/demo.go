@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/process"
 	"github.com/shunt-lb/shunt/internal/story"
@@ -38,13 +39,13 @@ const (
 
 // Facts are the findings of a run.
 type Facts struct {
-	OK       bool              `json:"ok"`
-	Seconds  float64           `json:"seconds"`
-	Where    string            `json:"where"`            // OnHost or InMachine
-	Why      string            `json:"why,omitempty"`    // why it cannot be on the host
-	Kernel   string            `json:"kernel,omitempty"` // release
-	Attempts []protect.Attempt `json:"attempts"`         // attempts that the guard reported
-	Claims   story.Claims      `json:"claims"`
+	OK       bool            `json:"ok"`
+	Seconds  float64         `json:"seconds"`
+	Where    string          `json:"where"`            // OnHost or InMachine
+	Why      string          `json:"why,omitempty"`    // why it cannot be on the host
+	Kernel   string          `json:"kernel,omitempty"` // release
+	Attempts []judge.Attempt `json:"attempts"`         // attempts that the guard reported
+	Claims   story.Claims    `json:"claims"`
 }
 
 // Options configure the demo.
@@ -61,7 +62,7 @@ type Demo struct {
 	guest *guest // nil: the stage is on this kernel
 }
 
-// New finds out where the demo can run. The error says what is missing.
+// New finds out where the demo can run. The error names the missing packages.
 func New(opts Options) (*Demo, error) {
 	d := &Demo{opts: opts}
 	err := protect.Enforces()
@@ -84,7 +85,7 @@ func (d *Demo) Run(parent context.Context) (*Facts, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(parent, patience, fmt.Errorf("the demo took longer than %v", patience))
 	defer cancel()
-	facts, teller := &Facts{Where: OnHost, Attempts: []protect.Attempt{}}, story.NewTeller(d.opts.Out)
+	facts, teller := &Facts{Where: OnHost, Attempts: []judge.Attempt{}}, story.NewTeller(d.opts.Out)
 	folder, fault := os.MkdirTemp("", "shunt-demo-guard-")
 	if fault == nil {
 		fault = d.play(ctx, teller, folder, facts)

@@ -29,7 +29,8 @@ var boots = []struct{ image, config string }{
 	{"/lib/modules/%s/vmlinuz", "/lib/modules/%s/config"},
 }
 
-// newGuest returns a virtual machine with this kernel, or with one of this machine's. The error says what is missing.
+// newGuest returns a virtual machine with this kernel, or with one of this machine's. The error names the missing
+// packages.
 func newGuest(image string) (*guest, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("show the guard in a virtual machine: that is possible on amd64, and this is %s. Use a kernel that lets BPF programs decide", runtime.GOARCH)

@@ -68,7 +68,7 @@ func (s *stage) writeLetters() error {
 	return nil
 }
 
-// harmed returns how many letters have changed.
+// harmed returns the number of letters that have changed.
 func (s *stage) harmed() (count int) {
 	for i := range letterCount {
 		if text, err := os.ReadFile(s.path(fmt.Sprintf("letters/letter %02d.txt", i+1))); err != nil || string(text) != letter {
@@ -125,7 +125,8 @@ func (s *stage) tells(pid int) (count int) {
 	return count
 }
 
-// shell lets an intruder give another machine a shell. The other machine sends nothing, so the shell would wait for ever.
+// shell lets an intruder give another machine a shell. The other machine sends nothing, so the shell would wait without
+// end.
 func (s *stage) shell(ctx context.Context) error {
 	far, err := net.Listen("tcp", farAddress+":4444")
 	if err != nil {
@@ -232,7 +233,7 @@ func (s *stage) encryptor(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// stopsFor is how long a process may take to stop after the signal: it has to get a CPU first.
+// stopsFor bounds the time until a process stops after the signal: it has to get a CPU first.
 const stopsFor = 10 * time.Second
 
 // awaitStop waits until a process is stopped, and reports whether it is.

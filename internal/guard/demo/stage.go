@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/detect"
-	"github.com/shunt-lb/shunt/internal/guard/protect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/machine"
 	"github.com/shunt-lb/shunt/internal/process"
@@ -46,7 +46,7 @@ type stage struct {
 
 // line is a line of the guard: an attempt, or a finding of detection or decoys.
 type line struct {
-	protect.Attempt
+	judge.Attempt
 	Found *detect.Found `json:"found"`
 }
 
@@ -65,7 +65,7 @@ func Stage(ctx context.Context, folder string, out io.Writer) error {
 	if err := unix.Mount("bpf", kernel.DefaultPinRoot, "bpf", 0, ""); err != nil {
 		return fmt.Errorf("give the demo pins of its own: mount bpf on %s: %w", kernel.DefaultPinRoot, err)
 	}
-	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan line, 100), facts: Facts{Attempts: []protect.Attempt{}}}
+	s := &stage{Teller: story.NewTeller(out), folder: folder, self: self, told: make(chan line, 100), facts: Facts{Attempts: []judge.Attempt{}}}
 	err = s.Tell(ctx,
 		story.Step("A bank's accounts, without protection", s.build),
 		story.Step("The guard protects the folder", s.protect),

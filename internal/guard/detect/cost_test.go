@@ -122,7 +122,8 @@ func TestWhatIsToldStays(t *testing.T) {
 	}
 }
 
-// A process is looked up in /proc once, and not at all if the event says what it runs, or it is a fork of a process that is known.
+// A process is looked up in /proc once, and not at all if the event has its program, or it is a fork of a known
+// process.
 func TestProcessesAreLookedUpOnce(t *testing.T) {
 	self := rule.Process{PID: uint32(os.Getpid()), Executable: rule.File{Inode: 9}}
 	start, err := startOf(self.PID)
@@ -154,7 +155,8 @@ func TestProcessesAreLookedUpOnce(t *testing.T) {
 	}
 }
 
-// Events come together while they are only told of; a rule that ends or stops processes has all be read at once.
+// Events are read together while they are only reported; a rule that ends or stops processes has every event read at
+// once.
 func TestWhatIsEndedDoesNotWait(t *testing.T) {
 	quiet := []rule.Rule{{Action: rule.Log}, {Action: rule.Alert}, {Action: rule.Deny}}
 	if got := gatherFor(quiet); got != gather {

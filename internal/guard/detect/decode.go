@@ -25,7 +25,7 @@ var kindWords = map[detectDetectKind]string{
 
 var directionWords = map[detectDetectDirection]string{detectDetectDirectionDETECT_OUT: rule.Out, detectDetectDirectionDETECT_IN: rule.In}
 
-// requests has the numbers of ptrace(2) in linux/ptrace.h; the last one stands for process_vm_writev(2).
+// requests has the numbers of ptrace(2) in linux/ptrace.h; the last one means process_vm_writev(2).
 var requests = map[uint32]string{4: "poke", 5: "poke", 13: "poke", 16: "attach", 0x4205: "poke", 0x4206: "seize", 0xffffffff: "write"}
 
 // decoder reads events into the same memory, one after the other.
@@ -39,8 +39,8 @@ type decoder struct {
 	texts  []byte // the event's strings point into it
 }
 
-// decode reads a program's event, which the next one overwrites: Clone makes a lasting copy. It allocates nothing once it has seen as much
-// text. The error says that the program is of another version.
+// decode reads a program's event, which the next one overwrites: Clone makes a lasting copy. It allocates nothing once
+// it has seen as much text. The error means that the program is of another version.
 func (d *decoder) decode(e event.Event) (*rule.Event, error) {
 	raw := &d.raw
 	if copy(unsafe.Slice((*byte)(unsafe.Pointer(raw)), unsafe.Sizeof(*raw)), e.Payload) != int(unsafe.Sizeof(*raw)) {

@@ -38,7 +38,8 @@ func (t trial) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", t.rule, t.as, t.do, t.program))
 }
 
-// file is a file that nobody but a program may open to write, or to read. Without one, the control is elsewhere.
+// file has trials of a file that nobody but a program may open to write, or to read. Without the program, the control
+// is elsewhere.
 func file(how, name, path, as string) []trial {
 	all := []trial{fires(name, how+" "+path)}
 	if as != "" {
@@ -47,7 +48,7 @@ func file(how, name, path, as string) []trial {
 	return all
 }
 
-// trials of each built-in rule: what it finds, and a harmless relative of that.
+// trials of each built-in rule: a deed that it finds, and a harmless relative of it.
 func trials() []trial {
 	return slices.Concat([]trial{
 		fires("reverse-shell", "shell "+farAddress+" connected sh"),
@@ -175,7 +176,7 @@ func (w *watched) start(number int, tr trial) (*exec.Cmd, uint64) {
 	return c, only.id
 }
 
-// copyOfSelf is a copy of the test's binary where programs may live.
+// copyOfSelf is a copy of the test's binary in a folder for programs.
 func copyOfSelf(t *testing.T) string {
 	t.Helper()
 	if err := os.MkdirAll("/var/lib", 0o755); err != nil { // a virtual machine may have none
@@ -223,7 +224,7 @@ func (w *watched) tell(f Found) error {
 	return nil
 }
 
-// own are rules that act, of a process that does what it is told.
+// own are rules that act, about processes of this test.
 func own(t *testing.T) (rules []rule.Rule) {
 	for _, action := range []string{rule.Kill, rule.Stop} {
 		r := rule.Rule{Name: "to-" + action, On: []string{rule.Exec}, If: `process.name == "to-` + action + `"`, Severity: "low", Action: action, Tell: "{process.name}"}
@@ -235,7 +236,7 @@ func own(t *testing.T) (rules []rule.Rule) {
 	return rules
 }
 
-// TestRules has processes do what each built-in rule is about, and a harmless relative of that.
+// TestRules has processes do the deed of each built-in rule, and a harmless relative of it.
 func TestRules(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to load BPF programs")
@@ -325,7 +326,7 @@ func (w *watched) judge(all []trial, groups []uint64) {
 	}
 }
 
-// elsewhere are rules that are tried in a test of their own.
+// elsewhere are rules that have a test of their own.
 var elsewhere = map[string]string{"module-load": "TestModuleRule"}
 
 // acts has the rules that act find a process that waits: it ends by a signal, or stops.

@@ -23,7 +23,7 @@ import (
 // doing is the variable that makes the test's binary do something, in namespaces of its own, instead of testing.
 const doing = "SHUNT_DETECT_DO"
 
-// stage is where a process puts its programs: a file system of its own mount namespace.
+// stage is the folder of a process's programs: a file system of its own mount namespace.
 const stage = "/mnt"
 
 const (
@@ -110,7 +110,7 @@ func do(words []string) error {
 			_, err = io.Copy(io.Discard, c)
 		}
 		return err
-	case "login": // as sshd has somebody who needs no terminal: NAME
+	case "login": // as sshd starts a session without a terminal: NAME
 		return loggedIn(arguments[0])
 	case "tool":
 		return tool(arguments)
@@ -261,7 +261,7 @@ func dial(fd int, address string) error {
 	return nil
 }
 
-// dialByRing connects a socket by io_uring, where no system call says so.
+// dialByRing connects a socket by io_uring, where no system call shows it.
 func dialByRing(fd int, address string) error {
 	raw := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: uint16(farPort>>8 | farPort&0xff<<8)}
 	copy(raw.Addr[:], net.ParseIP(address).To4())
@@ -310,7 +310,7 @@ func listen(address, say string) (stop func() error, err error) {
 	return l.Close, nil
 }
 
-// shell connects, and starts a program called sh or else over the connection: ADDRESS HOW NAME.
+// shell connects, and starts a program called sh, or another one, over the connection: ADDRESS HOW NAME.
 func shell(arguments []string) (err error) {
 	address, how, name := arguments[0], arguments[1], filepath.Join(stage, arguments[2])
 	stop, err := listen(address, "")
@@ -434,7 +434,7 @@ func serveAt(l net.Listener, program string, start func(*exec.Cmd, *os.File) err
 	return errors.Join(start(c, f), f.Close(), accepted.Close(), calls.Wait())
 }
 
-// tool runs a program of the machine while somebody listens who says "exit" to it.
+// tool runs a program of the machine while a listener answers it with "exit".
 func tool(arguments []string) error {
 	if err := prepare(); err != nil {
 		return err

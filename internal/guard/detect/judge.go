@@ -45,7 +45,7 @@ func (f Found) String() string {
 	return b.String()
 }
 
-// key identifies a process for ever.
+// key identifies a process: no later one has the same values.
 type key struct {
 	pid   uint32
 	start uint64

@@ -169,7 +169,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Without a rule that needs them, no other sensors are attached than the ones that are always needed.
+// Without a rule that needs other sensors, only the sensors that are always needed are attached.
 func TestSensorsAreThoseThatRulesNeed(t *testing.T) {
 	count := func(o Options) int { return len(sensorsFor(o)) }
 	if n := count(Options{}); n != 2 {

@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/rule"
 )
 
-// Opens that no rule can hold of are no events; those of a file that one is about are.
+// Opens that no rule can match are no events; opens of a file that a rule is about are.
 func TestOpensThatNoRuleIsAbout(t *testing.T) {
 	const times, programs = 400, 4
 	for i, c := range []struct {
@@ -35,7 +35,7 @@ func TestOpensThatNoRuleIsAbout(t *testing.T) {
 	}
 }
 
-// cpuTime is how many seconds of CPU this process has used.
+// cpuTime is the CPU time of this process in seconds.
 func cpuTime(t *testing.T) float64 {
 	t.Helper()
 	var u unix.Rusage
@@ -83,7 +83,7 @@ func TestOpenOfMountedFile(t *testing.T) {
 	}
 }
 
-// The root of a mount has its name where it is mounted: a file below is told of by that name, and not by another one.
+// The root of a mount has the name of its mount point: a file below is reported by that name, and not by another one.
 func TestOpenBelowMount(t *testing.T) {
 	for i, c := range []struct {
 		condition string

@@ -11,7 +11,7 @@ import (
 // ThinMax is the level at which no event of a type is kept. At a lower level, one in 2^level is kept.
 const ThinMax = 8
 
-// Thinned says how many events of a type are left out.
+// Thinned has the part of a type's events that is left out, and their number.
 type Thinned struct {
 	Type    string `json:"type"`
 	OneOf   uint64 `json:"one_of"` // one in this number is kept; 0: none
@@ -56,7 +56,7 @@ func (w *Watch) Thinned() (all []Thinned, err error) {
 	return all, nil
 }
 
-// shedNow returns the number of events left out so far, and err or else the error of reading it.
+// shedNow returns the number of events left out so far, and err or otherwise the error of reading it.
 func (w *Watch) shedNow(err error) (sum uint64, _ error) {
 	all, bad := w.Thinned()
 	for _, one := range all {
@@ -68,7 +68,7 @@ func (w *Watch) shedNow(err error) (sum uint64, _ error) {
 	return sum, err
 }
 
-// Received returns how many events of each type were read.
+// Received returns the number of events of each type that were read.
 func (w *Watch) Received() map[string]uint64 {
 	w.counting.Lock()
 	defer w.counting.Unlock()

@@ -68,7 +68,7 @@ func (q *quiet) open(times, programs int) {
 	}
 }
 
-// read counts the events that there are: how many opens of the file and executed programs.
+// read counts the buffered events: opens of the file, and executed programs.
 func (q *quiet) read() (opens, programs int, c Counts) {
 	q.t.Helper()
 	ctx, cancel := context.WithCancel(q.t.Context())
@@ -88,7 +88,8 @@ func (q *quiet) read() (opens, programs int, c Counts) {
 	return opens, programs, c
 }
 
-// While nobody reads, ten times as many files are opened as the buffer has room for. Each program that is executed meanwhile is told all the same.
+// While nobody reads, ten times as many files are opened as the buffer has room for. Each program that is executed
+// meanwhile is reported all the same.
 func TestStormTakesNoRoomOfPrograms(t *testing.T) {
 	q := newQuiet(t, "storm")
 	const times, programs = 20_000, 20 // at some 4 KB each, of 8 MB
@@ -103,7 +104,7 @@ func TestStormTakesNoRoomOfPrograms(t *testing.T) {
 	}
 }
 
-// Events of a type are left out, and counted, as far as it is said; those of other types are kept.
+// Events of a type are left out, and counted, as far as Thin was told; those of other types are kept.
 func TestEventsAreThinned(t *testing.T) {
 	const times, programs = 400, 4
 	for _, c := range []struct{ level, least, most int }{{0, times, times}, {2, times / 4, times/4 + 1 + programs}, {ThinMax, 0, 0}} {

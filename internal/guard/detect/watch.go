@@ -28,7 +28,7 @@ var streams = [...]struct {
 	{"often", detectMapShD_often, detectMapShD_oftenSeq, 1 << 23},
 }
 
-// Options say what to watch.
+// Options select the rules, processes and sensors.
 type Options struct {
 	Rules  []rule.Rule
 	Cgroup string     // watch only processes in it and in cgroups below it; "": all
@@ -36,8 +36,8 @@ type Options struct {
 	BTF    sensor.BTF // the zero value stands for the kernel's own
 }
 
-// gather is how long events are collected if they are only reported: programs that start as fast as a CPU allows are then read some ten at a
-// time. The event of a process that a rule ends or stops is not delayed.
+// gather is the time for which events are collected if they are only reported: programs that start as fast as a CPU
+// allows are then read some ten at a time. The event of a process that a rule ends or stops is not delayed.
 const gather = 2 * time.Millisecond
 
 func gatherFor(rules []rule.Rule) time.Duration {
@@ -124,8 +124,8 @@ func Open(o Options) (*Watch, error) {
 	return w, nil
 }
 
-// sensorsFor returns the sensors that the rules need. Those of executed programs and of connections are always needed: for the programs of
-// ancestors, and to know which process began a connection.
+// sensorsFor returns the sensors that the rules need. Those of executed programs and of connections are always needed:
+// for the programs of ancestors, and to know the process that began a connection.
 func sensorsFor(o Options) (all []sensor.Sensor) {
 	for _, s := range sources {
 		needs := func(r rule.Rule) bool { return slices.Contains(r.On, s.of) }
@@ -188,7 +188,7 @@ func (w *Watch) Run(ctx context.Context, tell func(Found) error, all func(*rule.
 		err = w.step(time.Now().Add(time.Second/4), &c, tell, all)
 	}
 	err = errors.Join(err, w.missed(&c), w.set.Detach())
-	// The remaining events; no more come.
+	// The remaining events; these are the last.
 	by, last := w.reader.Close(func(e event.Event) {
 		if err == nil {
 			err = w.take(e, &c, tell, all)

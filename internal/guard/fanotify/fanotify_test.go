@@ -30,7 +30,8 @@ func await(t *testing.T, g *Group) {
 	}
 }
 
-// execute executes this test's program, which tests nothing then, by another process: in this one no other goroutine may run from the fork to the exec, and so none answers.
+// execute has another process execute this test's program, which then tests nothing: in this process no other goroutine
+// may run from the fork to the exec, and so none answers.
 func execute(program string) error {
 	err := exec.Command("/bin/sh", "-c", `exec "$0" -test.run=^$`, program).Run()
 	var code *exec.ExitError
@@ -53,7 +54,7 @@ func openByRing(setup uint32, file string) error {
 	return err
 }
 
-// Each way to open a file is told apart, and an answer reaches the opener.
+// Each way to open a file has its own mode, and an answer reaches the opener.
 func TestModes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -14,9 +14,10 @@ type Group struct{ fd int }
 
 const common = unix.FAN_CLOEXEC | unix.FAN_NONBLOCK | unix.FAN_UNLIMITED_MARKS
 
-// Hold makes a group for permission events: who opens a marked file waits for the answer. Each event has the thread's number, not a
-// pidfd: the kernel gives one of the two (EINVAL for both), and the thread's call is needed. A number is as good here, because the thread cannot go on, and so cannot
-// end, before the answer; if it is killed, the answer goes to nobody. The queue is bounded by the number of threads of the machine.
+// Hold makes a group for permission events: a thread that opens a marked file waits for the answer. Each event has the
+// thread's number, not a pidfd: the kernel gives one of the two (EINVAL for both), and the thread's call is needed. A
+// number is as good here, because the thread cannot go on, and so cannot end, before the answer; if it is killed, the
+// answer goes to nobody. The queue is bounded by the number of threads of the machine.
 func Hold() (*Group, error) {
 	fd, err := unix.FanotifyInit(common|unix.FAN_CLASS_CONTENT|unix.FAN_REPORT_TID|unix.FAN_UNLIMITED_QUEUE, unix.O_RDONLY|unix.O_LARGEFILE)
 	if err != nil {
@@ -25,7 +26,8 @@ func Hold() (*Group, error) {
 	return &Group{fd}, nil
 }
 
-// Names makes a group for what has happened, with the names of files and the handles of their folders. The flags are added to those.
+// Names makes a group for events in the past, with the names of files and the handles of their folders. The flags are
+// added to the group's own.
 func Names(flags uint) (*Group, error) {
 	fd, err := unix.FanotifyInit(common|unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_DFID_NAME|unix.FAN_REPORT_FID|flags, 0)
 	if err != nil {
@@ -37,7 +39,8 @@ func Names(flags uint) (*Group, error) {
 // FD is the group's descriptor, for poll(2).
 func (g *Group) FD() int32 { return int32(g.fd) }
 
-// Mark adds a mark to what is at a path, or takes it away; flags are FAN_MARK_ADD or FAN_MARK_REMOVE, with others. A last symbolic link is not followed.
+// Mark adds a mark to the object at a path, or removes it; flags are FAN_MARK_ADD or FAN_MARK_REMOVE, with others. A
+// last symbolic link is not followed.
 func (g *Group) Mark(flags uint, mask uint64, path string) error {
 	return unix.FanotifyMark(g.fd, flags|unix.FAN_MARK_DONT_FOLLOW, mask, unix.AT_FDCWD, path)
 }
@@ -45,7 +48,7 @@ func (g *Group) Mark(flags uint, mask uint64, path string) error {
 // Close ends the group. Opens that wait go on.
 func (g *Group) Close() error { return unix.Close(g.fd) }
 
-// Event is one event. Who reads it closes FD, if that is not negative: Answer does.
+// Event is one event. Its reader closes FD, if that is not negative: Answer does.
 type Event struct {
 	Mask uint64
 	FD   int32 // of the file, of groups that hold; it also names the event in the answer
@@ -55,7 +58,7 @@ type Event struct {
 
 const bufferBytes = 1 << 16
 
-// Read hands on what the group has, until it has nothing.
+// Read hands on the group's events, until there are none.
 func (g *Group) Read(each func(Event) error) error {
 	buffer := make([]byte, bufferBytes)
 	for {
@@ -98,15 +101,15 @@ func (g *Group) Answer(e Event, deny bool) (waited bool, err error) {
 	return true, nil
 }
 
-// Kind is that of a record.
+// Kind is a record's kind.
 type Kind uint8
 
 // The kinds of records (fanotify(7)).
 const (
 	File Kind = 1  // the file's handle
 	Name Kind = 2  // the folder's, with the name in it
-	Old  Kind = 10 // the same, of where a renamed file was
-	New  Kind = 12 // of where it is
+	Old  Kind = 10 // the same, of the old place of a renamed file
+	New  Kind = 12 // of its new place
 )
 
 const (
@@ -166,7 +169,7 @@ func (h Handle) FileSystem() string {
 	return string(h[:min(fsidBytes, len(h))])
 }
 
-// Open opens what a handle names, without reading it (O_PATH), by a descriptor of its file system.
+// Open opens the object of a handle, without reading it (O_PATH), by a descriptor of its file system.
 func (h Handle) Open(mount int) (fd int, err error) {
 	if len(h) < fsidBytes+handleHeader {
 		return -1, unix.ESTALE

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is the access that a thread has asked for which waits in an open. The event does not say: the flags of its descriptor are the group's own.
+// Mode is the access for which a thread waits in an open. The event does not have it: the flags of its descriptor are the group's own.
 type Mode struct {
 	Reads, Writes bool // to write is also to truncate; neither: to execute
-	// IsSure is false if the call does not say (io_uring, the kernel's own threads, programs of 32 bits), or if the flags are in memory that the program can have
-	// changed since (openat2). Of the latter they are read.
+	// IsSure is false if the call does not show it (io_uring, the kernel's own threads, programs of 32 bits), or if the flags are in memory that the program can have
+	// changed since (openat2). In the last case they are read all the same.
 	IsSure bool
 }
 
@@ -27,7 +27,7 @@ const (
 	amd64Creat = 85
 )
 
-// ModeOf is the access that a thread asks for which waits in an open: it sleeps, so nobody can change the arguments of its call
+// ModeOf returns the access for which a thread waits in an open: it sleeps, so nobody can change the arguments of its call
 // (proc_pid_syscall(5)). sleepMax bounds the wait for it to sleep: its open is in the queue before that.
 func ModeOf(tid int, sleepMax time.Duration) Mode {
 	var words []string
@@ -88,7 +88,7 @@ func remember(tid int, address uint64) (uint64, error) {
 	return binary.NativeEndian.Uint64(raw[:]), err
 }
 
-// ProcessOf is the process of a thread; 0: it has ended.
+// ProcessOf returns the process of a thread; 0: it has ended.
 func ProcessOf(tid int) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {

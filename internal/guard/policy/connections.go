@@ -149,7 +149,7 @@ func targets(items []config.Phrase, faults *config.Faults) (all []Target) {
 	return all
 }
 
-// ParseTarget reads a target; problem says why it is none.
+// ParseTarget reads a target; problem has the reason why it is none.
 func ParseTarget(text string) (t Target, problem string) {
 	t = Target{Last: 65535}
 	address, ports := splitPorts(text)

@@ -18,7 +18,7 @@ type Detection struct {
 	Kill    []string // built-in rules that end the process
 	Stop    []string // built-in rules that stop the process
 	Rules   []rule.Rule
-	Denials []Rule // the kernel's part of those of Rules with the action deny
+	Denials []Rule // the kernel's part of the Rules with the action deny
 }
 
 // Active returns the rules that are on, the file's own last.

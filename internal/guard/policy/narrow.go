@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// The limits of a cgroup's path, which are those of the programs' comparison.
+// The limits of a cgroup's path, the same as in the programs' comparison.
 const (
 	CgroupDepthMax = 8
 	CgroupNameMax  = 94 // bytes of a part: the programs compare one byte more, so that a longer name differs
@@ -19,7 +19,7 @@ const (
 // userName is a user's name, as useradd(8) of Debian and others permit it.
 var userName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_.-]*\$?$`)
 
-// narrow reads user and cgroup, which say where programs are trusted.
+// narrow reads user and cgroup, which limit where programs are trusted.
 func (t *Trust) narrow(e *trustEntry, faults *config.Faults) {
 	if at, key := e.User.Mark, "user"; e.User.Set || e.Cgroup.Set {
 		if !e.User.Set {

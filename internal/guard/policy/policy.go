@@ -17,6 +17,9 @@ const Key = "guard"
 // RulesMax is the largest number of rules of a policy: in the programs a rule is a bit of a word.
 const RulesMax = 64
 
+// FilesMax is the largest number of files that shunt protects, with programs and folders above.
+const FilesMax = 1 << 18
+
 // Operations are the operations that a rule can deny. The values are the words of the file.
 const (
 	Write  = "write"
@@ -71,7 +74,7 @@ type Rule struct {
 // IsOfProcesses reports whether the rule protects processes, and not files.
 func (r Rule) IsOfProcesses() bool { return len(r.Paths) == 0 && !r.IsDetected && !r.IsUpdaters }
 
-// Trust says which programs may do the denied operations nevertheless.
+// Trust names the programs that may do the denied operations nevertheless.
 type Trust struct {
 	Programs     []Program
 	Children     bool     // also programs that these start

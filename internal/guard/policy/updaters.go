@@ -9,8 +9,8 @@ import (
 // updatersRule is the name of the updaters' rule in the status and in events.
 const updatersRule = "updaters"
 
-// addUpdaters adds the rule that protects the programs that renew others, after the rules that a user wrote. It denies if one
-// of those denies.
+// addUpdaters adds the rule that protects the programs that renew others, after the rules that a user wrote. It denies
+// if one of these rules denies.
 func (g *guardEntry) addUpdaters(rules []Rule, add func(config.Text, Rule), faults *config.Faults) {
 	if !g.Updaters.Set {
 		return
@@ -37,7 +37,8 @@ func (r Rule) isRenewed() bool {
 	return (len(r.Trust.Programs) > 0 || r.Program != "" || len(r.By) > 0) && !slices.ContainsFunc(r.Trust.Programs, func(p Program) bool { return p.SHA256 != "" })
 }
 
-// Renewed returns the updaters' rule, and the rules whose programs they renew, as masks of positions in a list; the second has the first. 0: there is none.
+// Renewed returns the updaters' rule, and the rules whose programs they renew, as masks of positions in a list; the
+// second includes the first. 0: there is none.
 func Renewed(rules []Rule) (by, renewed uint64) {
 	for i, r := range rules {
 		if r.IsUpdaters {

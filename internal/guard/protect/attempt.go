@@ -11,52 +11,12 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Attempt is an operation that rules forbid to the program that has tried it.
-type Attempt struct {
-	Time      time.Time `json:"time"`
-	Denied    bool      `json:"denied"` // otherwise it was only audited
-	Operation string    `json:"operation"`
-	Path      string    `json:"path"`
-	Rules     []string  `json:"rules"`
-	PID       uint32    `json:"pid"`
-	Comm      string    `json:"comm"`
-	Program   string    `json:"program"`
-	Target    uint32    `json:"target,omitempty"`   // of trace and kill: process ID; absent if the object of kill is a cgroup's file
-	Severity  string    `json:"severity,omitempty"` // of a rule of detection
-	Mitre     []string  `json:"mitre,omitempty"`    // of a rule of detection: techniques
-	CgroupID  uint64    `json:"cgroup"`
-	MountNS   uint32    `json:"mntns"`
-}
-
-// String returns the attempt as one line.
-func (a Attempt) String() string {
-	word := "audited"
-	if a.Denied {
-		word = "denied"
-	}
-	if a.Severity != "" {
-		word += " " + a.Severity
-	}
-	object := a.Path
-	if a.Target != 0 {
-		object = fmt.Sprintf("process %d", a.Target)
-	}
-	if object != "" { // otherwise it has no file: a BPF program, a module from memory
-		object = " of " + event.Printable(object)
-	}
-	text := fmt.Sprintf("%s %s %s%s by %s (pid %d, %s): rule %s", a.Time.Format("15:04:05.000"), word, a.Operation,
-		object, event.Printable(a.Program), a.PID, event.Printable(a.Comm), strings.Join(a.Rules, ", "))
-	if len(a.Mitre) > 0 {
-		text += fmt.Sprintf(" (%s)", strings.Join(a.Mitre, ", "))
-	}
-	return text
-}
-
-// words has words for operations for which a policy has no word, or two.
-var words = map[guardGuardOp]string{guardGuardOpGUARD_PROGRAM: "write-program", guardGuardOpGUARD_TRACE: "trace", guardGuardOpGUARD_MOUNT_ANY: "mount", guardGuardOpGUARD_TRACE_ANY: "trace"}
+// words has the words of events for operations of which a policy's words say more.
+var words = map[guardGuardOp]string{guardGuardOpGUARD_MOUNT_ANY: policy.Mount, guardGuardOpGUARD_TRACE_ANY: judge.Trace}
 
 func wordOf(op guardGuardOp) string {
 	if word, ok := words[op]; ok {
@@ -80,12 +40,12 @@ func newNames(rules *ebpf.Map) *names {
 	return &names{rules, time.Now().Add(-time.Duration(bootNow()))}
 }
 
-func (n *names) attempt(e event.Event) (Attempt, error) {
+func (n *names) attempt(e event.Event) (judge.Attempt, error) {
 	var raw guardGuardEvent
 	if err := binary.Read(bytes.NewReader(e.Payload), binary.NativeEndian, &raw); err != nil {
-		return Attempt{}, fmt.Errorf("decode an attempt of %d bytes: %w; the programs are of another version of shunt", len(e.Payload), err)
+		return judge.Attempt{}, fmt.Errorf("decode an attempt of %d bytes: %w; the programs are of another version of shunt", len(e.Payload), err)
 	}
-	a := Attempt{
+	a := judge.Attempt{
 		Time: n.booted.Add(time.Duration(e.TimeNs)), Denied: raw.IsDenied != 0, Operation: wordOf(guardGuardOp(raw.Op)),
 		PID: e.Tgid, Comm: event.Text(raw.Comm[:]), Target: raw.Target, CgroupID: e.CgroupID, MountNS: e.Mntns, Program: "the kernel",
 	}
@@ -95,7 +55,7 @@ func (n *names) attempt(e event.Event) (Attempt, error) {
 		}
 		var r guardGuardRule
 		if err := n.rules.Lookup(uint32(raw.Generation&1)*policy.RulesMax+number, &r); err != nil {
-			return Attempt{}, fmt.Errorf("look up the name of rule %d: %w", number, err)
+			return judge.Attempt{}, fmt.Errorf("look up the name of rule %d: %w", number, err)
 		}
 		a.Rules = append(a.Rules, event.Text(r.Name[:]))
 		a.Severity = policy.Worse(a.Severity, event.Text(r.Severity[:]))

@@ -8,200 +8,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-// control is a way to end, stop or limit the processes of a cgroup by files of cgroups, or to move a process among them. Its attempt gets
-// DIR, the folder of a cgroup:
-//
-//	DIR             above the rule's
-//	DIR/inner       the rule's, with the target
-//	DIR/inner/most  below it
-//	DIR-2           beside
-type control struct {
-	row
-	file    string                            // how the path of the event ends; empty: the file of the hierarchy's root
-	changes func(dir string, target int) bool // whether the attempt had its effect; nil: it ends the target, or isKill is false
-	isFree  bool                              // it is also tried on a cgroup that no rule names
-}
-
-func (w *work) inGroup(name string) string { return filepath.Join(w.dir, name) }
-func (w *work) beside() string             { return w.dir + "-2" }
-
-// putText writes a text to a file of a cgroup.
-func putText(path, text string) error {
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	_, err = unix.Write(fd, []byte(text))
-	return errors.Join(err, unix.Close(fd))
-}
-
-func puts(file, text string) func(*work) error {
-	return func(w *work) error { return putText(w.inGroup(file), text) }
-}
-
-// holds returns a check of the text of a cgroup's file.
-func holds(file, want string) func(string, int) bool {
-	return func(dir string, _ int) bool {
-		text, _ := os.ReadFile(filepath.Join(dir, file))
-		return strings.TrimSpace(string(text)) == want
-	}
-}
-
-// targetOf returns the number of the process in the rule's cgroup.
-func targetOf(w *work) (string, error) {
-	text, err := os.ReadFile(w.inGroup("inner/cgroup.procs"))
-	number, _, _ := strings.Cut(string(text), "\n")
-	return number, err
-}
-
-// isBeside reports whether the target was moved out.
-func isBeside(dir string, target int) bool {
-	at, err := cgroupOf(target)
-	return err == nil && strings.HasSuffix(at, filepath.Base(dir)+"-2")
-}
-
-// elsewhereMounted mounts a file system in a mount namespace of this thread's own, and calls then there.
-func elsewhereMounted(from, kind string, flags uintptr, isFile bool, then func(at string) error) error {
-	if err := elsewhere(); err != nil {
-		return err
-	}
-	at, err := os.MkdirTemp("", "shunt-")
-	if err != nil {
-		return err
-	}
-	point := filepath.Join(at, "point")
-	if isFile {
-		err = os.WriteFile(point, nil, 0o600)
-	} else {
-		err = os.Mkdir(point, 0o700)
-	}
-	if err == nil {
-		if err = unix.Mount(from, point, kind, flags, ""); err == nil {
-			err = then(point)
-			err = errors.Join(err, unix.Unmount(point, unix.MNT_DETACH))
-		}
-	}
-	return errors.Join(err, os.RemoveAll(at))
-}
-
-// beginInside starts a process that is in a cgroup from its beginning (clone3(2), CLONE_INTO_CGROUP).
-func beginInside(folder string) error {
-	fd, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	child := exec.Command(self, "wait", "")
-	child.Env = os.Environ()
-	child.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
-	return child.Run()
-}
-
-// opensBefore opens a file of a cgroup before the policy is loaded.
-func opensBefore(path func(w *work) string) func(*work) error {
-	return func(w *work) (err error) {
-		w.fd, err = unix.Open(path(w), unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		return err
-	}
-}
-
-// oldWrite writes by the descriptor from before.
-func oldWrite(text func(*work) (string, error)) func(*work) error {
-	return func(w *work) error {
-		what, err := text(w)
-		if err == nil {
-			_, err = unix.Write(w.fd, []byte(what))
-		}
-		return err
-	}
-}
-
-func ownNumber(*work) (string, error) { return itoa(os.Getpid()), nil }
-func digit(*work) (string, error)     { return "1", nil }
-
-func moveOut(w *work) error {
-	target, err := targetOf(w)
-	if err != nil {
-		return err
-	}
-	return putText(filepath.Join(w.beside(), "cgroup.procs"), target)
-}
-
-// controls lists these ways. A section of docs/reference/guard-matrix.md is made of it.
-var controls = []control{
-	{row: row{name: "cgroup.kill", group: "of the cgroup", operation: policy.Kill, isKill: true, attempt: puts("inner/cgroup.kill", "1")}, file: "/inner/cgroup.kill", isFree: true},
-	{row: row{name: "cgroup.freeze", group: "of the cgroup", operation: policy.Kill, attempt: puts("inner/cgroup.freeze", "1")}, file: "/inner/cgroup.freeze", changes: holds("inner/cgroup.freeze", "1"), isFree: true},
-	{row: row{name: "memory.max", group: "of the cgroup", operation: policy.Kill, attempt: puts("inner/memory.max", "1073741824")}, file: "/inner/memory.max", changes: holds("inner/memory.max", "1073741824")},
-	{row: row{name: "cgroup.freeze-below", group: "of a cgroup below", operation: policy.Kill, attempt: puts("inner/most/cgroup.freeze", "1")}, file: "/inner/most/cgroup.freeze", changes: holds("inner/most/cgroup.freeze", "1")},
-	{row: row{name: "cgroup.kill-above", group: "of a cgroup above", operation: policy.Kill, isKill: true, attempt: puts("cgroup.kill", "1")}, file: "/cgroup.kill"},
-	{row: row{name: "cgroup.freeze-above", group: "of a cgroup above", operation: policy.Kill, attempt: puts("cgroup.freeze", "1")}, file: "/cgroup.freeze", changes: holds("cgroup.freeze", "1")},
-	{row: row{name: "memory.max-above", group: "of a cgroup above", operation: policy.Kill, attempt: puts("memory.max", "1073741824")}, file: "/memory.max", changes: holds("memory.max", "1073741824")},
-	{row: row{name: "cgroup.kill-by-bind-mount", group: "by another name", operation: policy.Kill, isKill: true, attempt: func(w *work) error {
-		return elsewhereMounted(w.inGroup("inner/cgroup.kill"), "", unix.MS_BIND, true, func(at string) error { return putText(at, "1") })
-	}}, file: "/inner/cgroup.kill"},
-	{row: row{name: "cgroup.kill-by-another-mount", group: "by another name", operation: policy.Kill, isKill: true, attempt: func(w *work) error {
-		return elsewhereMounted("cgroup2", "cgroup2", 0, false, func(at string) error {
-			return putText(filepath.Join(at, filepath.Base(w.dir), "inner/cgroup.kill"), "1")
-		})
-	}}, file: "/inner/cgroup.kill"},
-	{row: row{name: "cgroup.kill-in-a-cgroup-namespace", group: "by another name", operation: policy.Kill, isKill: true, attempt: func(w *work) error {
-		if err := elsewhere(); err != nil {
-			return err
-		}
-		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-			return err
-		}
-		return elsewhereMounted("cgroup2", "cgroup2", 0, false, func(at string) error {
-			return putText(filepath.Join(at, filepath.Base(w.dir), "inner/cgroup.kill"), "1")
-		})
-	}}, file: "/inner/cgroup.kill"},
-	{row: row{name: "cgroup.kill-by-handle", group: "by another name", operation: policy.Kill, isKill: true, attempt: func(w *work) error {
-		handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.inGroup("inner/cgroup.kill"), 0)
-		if err != nil {
-			return err
-		}
-		mount, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return err
-		}
-		fd, err := unix.OpenByHandleAt(mount, handle, unix.O_WRONLY)
-		if err != nil {
-			return err
-		}
-		_, err = unix.Write(fd, []byte("1"))
-		return err
-	}}, file: "/inner/cgroup.kill"},
-	{row: row{name: "cgroup.kill-opened-by-io_uring", group: "by another name", operation: policy.Kill, attempt: func(w *work) error {
-		return ringPath(18, w.inGroup("inner/cgroup.kill"), 0, unix.O_WRONLY) // IORING_OP_OPENAT
-	}}, file: "/inner/cgroup.kill"},
-	{row: row{name: "cgroup.kill-by-a-descriptor-from-before", group: "by a descriptor from before", operation: policy.Kill, isKill: true,
-		before:  opensBefore(func(w *work) string { return w.inGroup("inner/cgroup.kill") }),
-		attempt: oldWrite(digit)}, file: "/inner/cgroup.kill"},
-	{row: row{name: "move-in", group: "moving a process in", operation: policy.Kill, attempt: func(w *work) error {
-		return putText(w.inGroup("inner/cgroup.procs"), itoa(os.Getpid()))
-	}}, file: "/inner/cgroup.procs"},
-	{row: row{name: "move-in-by-a-descriptor-from-before", group: "moving a process in", operation: policy.Kill,
-		before:  opensBefore(func(w *work) string { return w.inGroup("inner/cgroup.procs") }),
-		attempt: oldWrite(ownNumber)}, file: "/inner/cgroup.procs"},
-	{row: row{name: "begin-in-it", group: "moving a process in", operation: policy.Kill, attempt: func(w *work) error { return beginInside(w.inGroup("inner")) }}, file: "/inner/cgroup.procs"},
-	{row: row{name: "move-out", group: "moving a process out", operation: policy.Move, attempt: moveOut}, changes: isBeside},
-	{row: row{name: "move-out-by-a-descriptor-from-before", group: "moving a process out", operation: policy.Move,
-		before:  opensBefore(func(w *work) string { return filepath.Join(w.beside(), "cgroup.procs") }),
-		attempt: oldWrite(targetOf)}, changes: isBeside},
-}
 
 // ownProgram is the executable of this process.
 func ownProgram(t *testing.T) string {
@@ -232,10 +47,10 @@ func (g groups) switchOn(controller string, names ...string) {
 		if has(strings.TrimSpace(string(text)), controller) {
 			continue
 		}
-		if err := putText(file, "+"+controller); err != nil {
+		if err := trial.PutText(file, "+"+controller); err != nil {
 			g.t.Fatalf("%s of %s: %v", controller, folder, err)
 		}
-		g.t.Cleanup(func() { _ = putText(file, "-"+controller) }) // the cgroup may be gone
+		g.t.Cleanup(func() { _ = trial.PutText(file, "-"+controller) }) // the cgroup may be gone
 	}
 }
 
@@ -248,35 +63,34 @@ func TestFilesOfCgroups(t *testing.T) {
 	groups.switchOn("memory", "", "group", "free")
 	groups.make("group/inner", "group/inner/most", "free/inner", "free/inner/most")
 	above, free := groups.root+groups.path("group"), groups.root+groups.path("free")
-	early := map[string]*helper{} // they have something from before the policy
-	for _, c := range controls {
-		for _, program := range []string{b.other, b.trusted} {
-			if c.before == nil {
+	early := map[string]*trial.Helper{} // they have something from before the policy
+	for _, c := range trial.Controls {
+		for _, program := range []string{b.Other, b.Trusted} {
+			if !c.IsFromBefore() {
 				continue
 			}
-			h, err := begin(program, c.name, above)
+			h, err := trial.Begin(program, c.Name, above)
 			if err != nil {
 				t.Fatal(err)
 			}
-			early[program+c.name] = h
+			early[program+c.Name] = h
 		}
 	}
-	rule := policy.Rule{Name: "group", Cgroup: groups.path("group/inner"), Deny: []string{policy.Kill, policy.Move}, Trust: policy.Trust{Programs: policy.Programs(b.trusted, ownProgram(t))}, Mode: policy.Deny}
+	rule := policy.Rule{Name: "group", Cgroup: groups.path("group/inner"), Deny: []string{policy.Kill, policy.Move}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted, ownProgram(t))}, Mode: policy.Deny}
 	g := b.start(policy.Policy{Rules: []policy.Rule{rule}})
 	told := b.listen(g)
-	try := func(c *control, program, dir, group string, isDenied bool) {
-		t.Run(c.name+"/"+filepath.Base(program)+" in "+group, func(t *testing.T) {
-			sub := *b
-			sub.t = t
-			sub.testControl(groups, c, early[program+c.name], program, dir, group, isDenied)
+	try := func(c *trial.Control, program, dir, group string, isDenied bool) {
+		t.Run(c.Name+"/"+filepath.Base(program)+" in "+group, func(t *testing.T) {
+			sub := b.with(t)
+			sub.testControl(groups, c, early[program+c.Name], program, dir, group, isDenied)
 		})
 	}
-	for i := range controls {
-		c := &controls[i]
-		try(c, b.other, above, "group", true)
-		try(c, b.trusted, above, "group", false)
-		if c.isFree {
-			try(c, b.other, free, "free", false)
+	for i := range trial.Controls {
+		c := &trial.Controls[i]
+		try(c, b.Other, above, "group", true)
+		try(c, b.Trusted, above, "group", false)
+		if c.IsFree {
+			try(c, b.Other, free, "free", false)
 		}
 	}
 	t.Run("explanations", func(t *testing.T) { b.explainControls(t, groups, above) })
@@ -285,71 +99,71 @@ func TestFilesOfCgroups(t *testing.T) {
 	if err := g.Apply(policy.Policy{Rules: []policy.Rule{rule}}); err != nil {
 		t.Fatal(err)
 	}
-	try(controlOf("move-out"), b.other, above, "group", false)
-	try(controlOf("move-in"), b.other, above, "group", true)
+	try(controlOf("move-out"), b.Other, above, "group", false)
+	try(controlOf("move-in"), b.Other, above, "group", true)
 	for _, name := range []string{"move-in", "begin-in-it"} { // which cross the root, as move-out does
-		try(controlOf(name), b.other, free, "free", false)
+		try(controlOf(name), b.Other, free, "free", false)
 	}
 	rule.Mode = policy.Audit
 	if err := g.Apply(policy.Policy{Rules: []policy.Rule{rule}}); err != nil {
 		t.Fatal(err)
 	}
-	try(controlOf("cgroup.freeze-below"), b.other, above, "group", false)
+	try(controlOf("cgroup.freeze-below"), b.Other, above, "group", false)
 	attempts := told()
-	for i := range controls {
-		c := &controls[i]
-		if !slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Denied && c.isAbout(a, b.other, groups) }) {
-			t.Errorf("%s was denied, and no event says so", c.name)
+	for i := range trial.Controls {
+		c := &trial.Controls[i]
+		if !slices.ContainsFunc(attempts, func(a judge.Attempt) bool { return a.Denied && isAbout(c, a, b.Other, groups) }) {
+			t.Errorf("%s was denied, and no event says so", c.Name)
 		}
 	}
-	if c := controlOf("cgroup.freeze-below"); !slices.ContainsFunc(attempts, func(a Attempt) bool { return !a.Denied && c.isAbout(a, b.other, groups) }) {
-		t.Errorf("%s was audited, and no event says so", c.name)
+	if c := controlOf("cgroup.freeze-below"); !slices.ContainsFunc(attempts, func(a judge.Attempt) bool { return !a.Denied && isAbout(c, a, b.Other, groups) }) {
+		t.Errorf("%s was audited, and no event says so", c.Name)
 	}
-	if denied := slices.DeleteFunc(attempts, func(a Attempt) bool { return !a.Denied }); len(denied) != len(controls)+1 {
-		t.Errorf("%d operations were denied, and %d were tried: %v", len(denied), len(controls)+1, denied)
+	if denied := slices.DeleteFunc(attempts, func(a judge.Attempt) bool { return !a.Denied }); len(denied) != len(trial.Controls)+1 {
+		t.Errorf("%d operations were denied, and %d were tried: %v", len(denied), len(trial.Controls)+1, denied)
 	}
 }
 
-func controlOf(name string) *control {
-	return &controls[slices.IndexFunc(controls, func(c control) bool { return c.name == name })]
+func controlOf(name string) *trial.Control {
+	return &trial.Controls[slices.IndexFunc(trial.Controls, func(c trial.Control) bool { return c.Name == name })]
 }
 
 // isAbout reports whether an event is about this way.
-func (c *control) isAbout(a Attempt, program string, groups groups) bool {
-	want := groups.path("group") + c.file
-	if c.file == "" {
+func isAbout(c *trial.Control, a judge.Attempt, program string, groups groups) bool {
+	want := groups.path("group") + c.File
+	if c.File == "" {
 		want = "/cgroup.procs"
 	}
-	return a.Operation == c.operation && a.Program == program && a.Target == 0 && strings.HasSuffix(a.Path, want) && slices.Equal(a.Rules, []string{"group"}) &&
-		(c.file != "" || !strings.Contains(a.Path, "shunt-narrow"))
+	return a.Operation == c.Operation && a.Program == program && a.Target == 0 && strings.HasSuffix(a.Path, want) && slices.Equal(a.Rules, []string{"group"}) &&
+		(c.File != "" || !strings.Contains(a.Path, "shunt-narrow"))
 }
 
 // testControl tries a way on a new process in the rule's cgroup.
-func (b *bench) testControl(groups groups, c *control, h *helper, program, dir, group string, isDenied bool) {
+func (b *bench) testControl(groups groups, c *trial.Control, h *trial.Helper, program, dir, group string, isDenied bool) {
 	b.t.Helper()
-	target, err := begin(b.guarded, "wait", "")
+	target, err := trial.Begin(b.Guarded, "wait", "")
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	groups.move(target.cmd.Process.Pid, group+"/inner")
+	groups.move(target.Cmd.Process.Pid, group+"/inner")
 	if h == nil {
-		if h, err = begin(program, c.name, dir); err != nil {
+		if h, err = trial.Begin(program, c.Name, dir); err != nil {
 			b.t.Fatal(err)
 		}
 	}
-	said, err := h.attempt()
+	said, err := h.Attempt()
 	if err != nil {
 		b.t.Error(err)
 	}
-	isChanged := c.changes != nil && c.changes(dir, target.cmd.Process.Pid)
+	isChanged := c.Changes != nil && c.Changes(dir, target.Cmd.Process.Pid)
 	for _, file := range []string{"cgroup.freeze", "inner/cgroup.freeze", "inner/most/cgroup.freeze"} {
-		err = errors.Join(err, putText(filepath.Join(dir, file), "0"))
+		err = errors.Join(err, trial.PutText(filepath.Join(dir, file), "0"))
 	}
-	if err := errors.Join(err, putText(filepath.Join(dir, "memory.max"), "max"), putText(filepath.Join(dir, "inner/memory.max"), "max")); err != nil {
+	if err := errors.Join(err, trial.PutText(filepath.Join(dir, "memory.max"), "max"), trial.PutText(filepath.Join(dir, "inner/memory.max"), "max")); err != nil {
 		b.t.Error(err)
 	}
 	var exit *exec.ExitError
-	err = target.end()
+	err = target.End()
 	isEnded := errors.As(err, &exit)
 	if err != nil && !isEnded {
 		b.t.Error(err)
@@ -358,47 +172,23 @@ func (b *bench) testControl(groups groups, c *control, h *helper, program, dir, 
 	if isDenied {
 		want = fmt.Sprintf("refused %d ", unix.EPERM)
 	}
-	if !strings.HasPrefix(said, want) || isEnded != (c.isKill && !isDenied) || isChanged != (c.changes != nil && !isDenied) {
+	if !strings.HasPrefix(said, want) || isEnded != (c.IsKill && !isDenied) || isChanged != (c.Changes != nil && !isDenied) {
 		b.t.Errorf("%s, it ended the target: %v, it changed something: %v; denied should be %v", said, isEnded, isChanged, isDenied)
 	}
 }
 
-// frees lists operations that a rule with a cgroup does not forbid.
-var frees = []row{
-	{name: "ask-whether-it-may", attempt: func(w *work) error { return unix.Access(w.inGroup("inner/cgroup.kill"), unix.W_OK) }},
-	{name: "read-a-state", attempt: func(w *work) error { _, err := os.ReadFile(w.inGroup("inner/cgroup.freeze")); return err }},
-	{name: "ask-to-be-told-of-pressure", attempt: func(w *work) error {
-		fd, err := unix.Open(w.inGroup("inner/memory.pressure"), unix.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		return unix.Close(fd)
-	}},
-	{name: "switch-a-controller-above", attempt: func(w *work) error { return putText(w.inGroup("cgroup.subtree_control"), "+memory") }},
-	{name: "make-and-remove-a-cgroup-below", attempt: func(w *work) error {
-		return errors.Join(os.Mkdir(w.inGroup("inner/new"), 0o755), os.Remove(w.inGroup("inner/new")))
-	}},
-	{name: "move-between-others", attempt: func(w *work) error {
-		one, two := filepath.Join(w.beside(), "one"), filepath.Join(w.beside(), "two")
-		if err := errors.Join(os.Mkdir(one, 0o755), os.Mkdir(two, 0o755)); err != nil {
-			return err
-		}
-		return putText(filepath.Join(two, "cgroup.procs"), itoa(os.Getpid()))
-	}},
-}
-
-// testFreeControls expects that programs may do what ends, stops or moves no process of the rule.
+// testFreeControls expects that programs may do operations that end, stop or move no process of the rule.
 func (b *bench) testFreeControls(t *testing.T, groups groups, dir string) {
-	for _, r := range frees {
-		h, err := begin(b.other, r.name, dir)
+	for _, r := range trial.Frees {
+		h, err := trial.Begin(b.Other, r.Name, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.name == "move-between-others" { // it begins below their common one
-			groups.move(h.cmd.Process.Pid, "group-2")
+		if r.Name == "move-between-others" { // it begins below the common parent
+			groups.move(h.Cmd.Process.Pid, "group-2")
 		}
-		if said, err := h.attempt(); said != "done" || err != nil {
-			t.Errorf("%s: %s %v", r.name, said, err)
+		if said, err := h.Attempt(); said != "done" || err != nil {
+			t.Errorf("%s: %s %v", r.Name, said, err)
 		}
 	}
 	for _, name := range []string{"one", "two"} {
@@ -406,13 +196,13 @@ func (b *bench) testFreeControls(t *testing.T, groups groups, dir string) {
 			t.Error(err)
 		}
 	}
-	h, err := begin(b.other, "cgroup.freeze-below", dir)
+	h, err := trial.Begin(b.Other, "cgroup.freeze-below", dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups.move(h.cmd.Process.Pid, "group/inner")
-	said, err := h.attempt()
-	if err := errors.Join(err, putText(filepath.Join(dir, "inner/most/cgroup.freeze"), "0")); said != "done" || err != nil {
+	groups.move(h.Cmd.Process.Pid, "group/inner")
+	said, err := h.Attempt()
+	if err := errors.Join(err, trial.PutText(filepath.Join(dir, "inner/most/cgroup.freeze"), "0")); said != "done" || err != nil {
 		t.Errorf("a process of the rule: %s %v", said, err)
 	}
 }
@@ -420,7 +210,7 @@ func (b *bench) testFreeControls(t *testing.T, groups groups, dir string) {
 // TestGroupsAreWatched expects the programs of ofGroups to be attached only while a rule names a cgroup, also after a change of agents.
 func TestGroupsAreWatched(t *testing.T) {
 	b := newBench(t)
-	path := filepath.Join(b.root, "f")
+	path := filepath.Join(b.Root, "f")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -451,73 +241,28 @@ func TestGroupsAreWatched(t *testing.T) {
 	expect("with another agent, without a cgroup", false)
 }
 
-// explainControls expects the explanations to say of files of cgroups what the kernel does.
+// explainControls expects the explanations of files of cgroups to be the kernel's decisions.
 func (b *bench) explainControls(t *testing.T, groups groups, dir string) {
 	for _, c := range []struct {
 		program, in, file, operation, want string
 	}{
-		{b.other, "", "/inner/cgroup.kill", policy.Kill, Denied}, {b.trusted, "", "/inner/cgroup.kill", policy.Kill, Allowed}, {b.other, "group/inner", "/inner/cgroup.kill", policy.Kill, Allowed},
-		{b.other, "", "/inner/most/cgroup.procs", policy.Kill, Denied}, {b.other, "", "/memory.max", policy.Kill, Denied}, {b.other, "", "/cgroup.procs", policy.Kill, Allowed},
-		{b.other, "", "/cgroup.procs", policy.Move, Denied}, {b.other, "", "/../cgroup.procs", policy.Move, Denied}, {b.other, "", "-2/cgroup.kill", policy.Kill, Allowed},
+		{b.Other, "", "/inner/cgroup.kill", policy.Kill, judge.Denied}, {b.Trusted, "", "/inner/cgroup.kill", policy.Kill, judge.Allowed}, {b.Other, "group/inner", "/inner/cgroup.kill", policy.Kill, judge.Allowed},
+		{b.Other, "", "/inner/most/cgroup.procs", policy.Kill, judge.Denied}, {b.Other, "", "/memory.max", policy.Kill, judge.Denied}, {b.Other, "", "/cgroup.procs", policy.Kill, judge.Allowed},
+		{b.Other, "", "/cgroup.procs", policy.Move, judge.Denied}, {b.Other, "", "/../cgroup.procs", policy.Move, judge.Denied}, {b.Other, "", "-2/cgroup.kill", policy.Kill, judge.Allowed},
 	} {
-		h, err := begin(c.program, "wait", dir)
+		h, err := trial.Begin(c.program, "wait", dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if c.in != "" {
-			groups.move(h.cmd.Process.Pid, c.in)
+			groups.move(h.Cmd.Process.Pid, c.in)
 		}
-		e, err := Explain(kernel.DefaultPinRoot, dir+c.file, h.cmd.Process.Pid)
-		if err := errors.Join(err, h.end()); err != nil {
+		e, err := Explain(kernel.DefaultPinRoot, dir+c.file, h.Cmd.Process.Pid)
+		if err := errors.Join(err, h.End()); err != nil {
 			t.Fatal(err)
 		}
-		if e.of(c.operation).Verdict != c.want || len(e.Operations) > 2 {
+		if trial.AnswerOf(e, c.operation).Verdict != c.want || len(e.Operations) > 2 {
 			t.Errorf("%s of %s by %s in %q: %+v", c.operation, c.file, filepath.Base(c.program), c.in, e)
-		}
-	}
-}
-
-func TestControlIn(t *testing.T) {
-	const mounts = "24 30 0:22 / /sys rw - sysfs sysfs rw\n" +
-		"31 24 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n" +
-		"55 30 0:27 /system.slice/app.service /mnt/own rw - cgroup2 cgroup2 rw\n" +
-		"56 30 0:28 / /mnt/first rw - cgroup cgroup rw,freezer\n"
-	for path, want := range map[string]controlFile{
-		"/sys/fs/cgroup/cgroup.procs":                {"/", "cgroup.procs"},
-		"/sys/fs/cgroup/system.slice/a/cgroup.kill":  {"/system.slice/a", "cgroup.kill"},
-		"/mnt/own/cgroup.freeze":                     {"/system.slice/app.service", "cgroup.freeze"},
-		"/mnt/own/below/cgroup.freeze":               {"/system.slice/app.service/below", "cgroup.freeze"},
-		"/mnt/first/a/freezer.state":                 {},
-		"/sys/fs/cgroup-of-another-kind/cgroup.kill": {},
-	} {
-		if c, is := controlIn(mounts, path); c != want || is != (want != controlFile{}) {
-			t.Errorf("%s: %+v %v, want %+v", path, c, is, want)
-		}
-	}
-	if _, is := controlAt("/proc/self/status"); is {
-		t.Error("a file of /proc is one of a cgroup")
-	}
-}
-
-func TestRulesAboutAControlFile(t *testing.T) {
-	group := func(path string) guardGuardNarrow {
-		n, err := groupOf(policy.Rule{Cgroup: path})
-		if err != nil {
-			t.Skip(err)
-		}
-		return n
-	}
-	groups := narrows{0: group("/a/b"), 1: group("/a"), 2: group("/ab")}
-	for _, c := range []struct {
-		file       controlFile
-		kill, move uint64
-	}{
-		{controlFile{"/a/b", "cgroup.kill"}, 1 | 2, 0}, {controlFile{"/a/b/c", "cgroup.procs"}, 1 | 2, 0}, {controlFile{"/a", "cgroup.kill"}, 1 | 2, 0}, {controlFile{"/a", "cpu.max"}, 2, 0},
-		{controlFile{"/a", "cgroup.procs"}, 2, 1}, {controlFile{"/", "cgroup.procs"}, 0, 1 | 2 | 4}, {controlFile{"/", "memory.max"}, 1 | 2 | 4, 0}, {controlFile{"/a/b", "memory.pressure"}, 0, 0},
-		{controlFile{"/a/b", "cgroup.pressure"}, 1 | 2, 0}, {controlFile{"/abc", "cgroup.kill"}, 0, 0},
-	} {
-		if got := c.file.about(&groups); got[guardGuardOpGUARD_KILL] != c.kill || got[guardGuardOpGUARD_MOVE] != c.move {
-			t.Errorf("%+v: %v", c.file, got)
 		}
 	}
 }

@@ -3,9 +3,7 @@ package protect
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -17,106 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/config"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-// allowed takes the error away with which an operation fails that the guard has let pass.
-func allowed(err error, fails unix.Errno) error {
-	if errors.Is(err, fails) {
-		return nil
-	}
-	return err
-}
-
-// ownMounts is elsewhere without a mount(2), which would be denied: what is mounted ends with the thread, or with the bench's disk.
-func ownMounts() error {
-	runtime.LockOSThread()
-	return unix.Unshare(unix.CLONE_NEWNS)
-}
-
-// deniable are the operations that rules of detection can have the kernel refuse. The modules are none, which the kernel says after it
-// has asked.
-var deniable = []row{
-	{name: "exec-path", attempt: func(w *work) error {
-		cmd := exec.Command(w.dir, "wait", "") // which ends with its input
-		cmd.Env = []string{"SHUNT_GUARD_OPERATE=1"}
-		return cmd.Run()
-	}},
-	{name: "map-code", attempt: func(w *work) error { // as the loader does with the program that is its argument
-		fd, err := unix.Open(w.dir, unix.O_RDONLY, 0)
-		if err != nil {
-			return err
-		}
-		_, err = unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE)
-		return err
-	}},
-	{name: "map-then-code", attempt: func(w *work) error {
-		fd, err := unix.Open(w.dir, unix.O_RDONLY, 0)
-		if err != nil {
-			return err
-		}
-		at, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
-		if err != nil {
-			return err
-		}
-		return unix.Mprotect(at, unix.PROT_READ|unix.PROT_EXEC)
-	}},
-	{name: "read-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_RDONLY) }},
-	{name: "replace-path", attempt: func(w *work) error {
-		return errors.Join(os.WriteFile(w.dir+"-new", []byte("new\n"), 0o755), os.Rename(w.dir+"-new", w.dir))
-	}},
-	{name: "mount-anywhere", attempt: func(w *work) error {
-		if err := ownMounts(); err != nil {
-			return err
-		}
-		return unix.Mount("tmpfs", w.dir, "tmpfs", 0, "")
-	}},
-	{name: "change-propagation", attempt: func(*work) error { return elsewhere() }},
-	{name: "mount-by-descriptor", attempt: func(w *work) error {
-		if err := ownMounts(); err != nil {
-			return err
-		}
-		tree, err := unix.OpenTree(unix.AT_FDCWD, w.dir, unix.OPEN_TREE_CLONE)
-		if err != nil {
-			return err
-		}
-		return unix.MoveMount(tree, "", unix.AT_FDCWD, w.dir, unix.MOVE_MOUNT_F_EMPTY_PATH)
-	}},
-	{name: "load-module", attempt: func(w *work) error {
-		self, err := os.Open("/proc/self/exe")
-		if err != nil {
-			return err
-		}
-		return allowed(unix.FinitModule(int(self.Fd()), "", 0), unix.ENOEXEC)
-	}},
-	{name: "load-module-from-memory", attempt: func(*work) error { return allowed(unix.InitModule(make([]byte, 4096), ""), unix.ENOEXEC) }},
-	{name: "load-bpf", attempt: func(*work) error {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
-		if err != nil {
-			return err
-		}
-		return p.Close()
-	}},
-	{name: "trace-child", attempt: func(w *work) error {
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		child, err := begin(self, "wait", "")
-		if err != nil {
-			return err
-		}
-		err = traceOne(child.cmd.Process.Pid)
-		return errors.Join(err, child.end())
-	}},
-}
 
 // loadText is a policy as a user writes it; ROOT stands for the bench's disk.
 func (b *bench) loadText(text string) policy.Policy {
 	b.t.Helper()
 	file := filepath.Join(b.t.TempDir(), "guard.yaml")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "ROOT", b.root)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "ROOT", b.Root)), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
 	p, faults, err := policy.Load(file)
@@ -149,30 +57,30 @@ const (
 `
 )
 
-// TestDenials has programs try what rules of detection deny, and their harmless relatives, by two policies that are loaded from text one
-// after the other.
+// TestDenials has programs try the operations that rules of detection deny, and their harmless relatives, by two
+// policies that are loaded from text one after the other.
 func TestDenials(t *testing.T) {
 	b := newBench(t)
-	tool, secret, frozen, folder, other := filepath.Join(b.root, "tool"), filepath.Join(b.root, "secret"), filepath.Join(b.root, "frozen"), filepath.Join(b.root, "folder"), filepath.Join(b.root, "free")
-	b.copy(b.trusted, tool)
-	plugin := filepath.Join(b.root, "plugins", "plugin")
+	tool, secret, frozen, folder, other := filepath.Join(b.Root, "tool"), filepath.Join(b.Root, "secret"), filepath.Join(b.Root, "frozen"), filepath.Join(b.Root, "folder"), filepath.Join(b.Root, "free")
+	b.Copy(b.Trusted, tool)
+	plugin := filepath.Join(b.Root, "plugins", "plugin")
 	if err := os.Mkdir(filepath.Dir(plugin), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	b.copy(b.trusted, plugin)
+	b.Copy(b.Trusted, plugin)
 	if err := errors.Join(os.WriteFile(secret, []byte("s\n"), 0o644), os.WriteFile(frozen, []byte("f\n"), 0o644), os.WriteFile(other, []byte("o\n"), 0o644), os.Mkdir(folder, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	g := b.start(b.loadText(byPrograms))
 	told := b.listen(g)
-	b.evict()
+	b.Evict()
 	b.deniedFiles("by one program", tool, frozen, other)
 	b.denials("one program", secret, folder)
-	b.copy(b.trusted, plugin+"-2") // which the folder labels
+	b.Copy(b.Trusted, plugin+"-2") // which the folder labels
 	for _, path := range []string{plugin, plugin + "-2"} {
-		b.expect(true, b.other, "exec-path", path, "in a folder of which programs cannot be executed")
-		b.expect(true, b.other, "map-code", path, "in a folder of which programs cannot be executed")
-		b.expect(false, b.trusted, "exec-path", path, "in a folder of which programs cannot be executed")
+		b.Expect(true, b.Other, "exec-path", path, "in a folder of which programs cannot be executed")
+		b.Expect(true, b.Other, "map-code", path, "in a folder of which programs cannot be executed")
+		b.Expect(false, b.Trusted, "exec-path", path, "in a folder of which programs cannot be executed")
 	}
 	if err := g.Apply(b.loadText(allBut)); err != nil { // which loads nothing, and could: shunt's own program may
 		t.Fatal(err)
@@ -183,10 +91,10 @@ func TestDenials(t *testing.T) {
 	b.denials("all but one", secret, folder)
 	b.replaced(tool, secret)
 	attempts := told()
-	for operation, want := range map[string][]string{"exec": {"tool", tool}, "read": {"secret", secret}, "write": {"frozen", frozen}, "mount": {"machine", folder}, "module": {"machine", b.other},
+	for operation, want := range map[string][]string{"exec": {"tool", tool}, "read": {"secret", secret}, "write": {"frozen", frozen}, "mount": {"machine", folder}, "module": {"machine", b.Other},
 		"trace": {"machine", ""}, "bpf": {"machine", ""}} {
-		is := func(a Attempt) bool {
-			return a.Denied && a.Operation == operation && a.Rules[0] == want[0] && strings.HasPrefix(a.Path, want[1]) && a.Program == b.other && a.Severity != "" && (a.Severity == "critical") == (operation == "exec") &&
+		is := func(a judge.Attempt) bool {
+			return a.Denied && a.Operation == operation && a.Rules[0] == want[0] && strings.HasPrefix(a.Path, want[1]) && a.Program == b.Other && a.Severity != "" && (a.Severity == "critical") == (operation == "exec") &&
 				(len(a.Mitre) > 0) == (operation == "exec")
 		}
 		if !slices.ContainsFunc(attempts, is) {
@@ -194,37 +102,37 @@ func TestDenials(t *testing.T) {
 		}
 	}
 	for _, a := range attempts {
-		if a.Program != b.other && !(a.Rules[0] == "tool" || a.Rules[0] == "frozen") {
+		if a.Program != b.Other && !(a.Rules[0] == "tool" || a.Rules[0] == "frozen") {
 			t.Errorf("another program was denied something: %v", a)
 		}
 	}
 }
 
-// deniedFiles tries what is denied to every program, and files beside.
+// deniedFiles tries the operations that are denied to every program, and other files.
 func (b *bench) deniedFiles(when, tool, frozen, free string) {
 	b.t.Helper()
-	for _, program := range []string{b.other, b.trusted} {
-		b.expect(true, program, "exec-path", tool, when)
-		b.expect(true, program, "map-code", tool, when)
-		b.expect(true, program, "map-then-code", tool, when)
-		b.expect(false, program, "read-path", tool, when)
-		b.expect(false, program, "exec-path", b.guarded, when)
-		b.expect(false, program, "map-code", b.guarded, when)
-		b.expect(true, program, "write-path", frozen, when)
-		b.expect(false, program, "read-path", frozen, when)
-		b.expect(false, program, "read-path", free, when)
-		b.expect(false, program, "write-path", free, when)
+	for _, program := range []string{b.Other, b.Trusted} {
+		b.Expect(true, program, "exec-path", tool, when)
+		b.Expect(true, program, "map-code", tool, when)
+		b.Expect(true, program, "map-then-code", tool, when)
+		b.Expect(false, program, "read-path", tool, when)
+		b.Expect(false, program, "exec-path", b.Guarded, when)
+		b.Expect(false, program, "map-code", b.Guarded, when)
+		b.Expect(true, program, "write-path", frozen, when)
+		b.Expect(false, program, "read-path", frozen, when)
+		b.Expect(false, program, "read-path", free, when)
+		b.Expect(false, program, "write-path", free, when)
 	}
 }
 
-// denials tries what is denied to the other program, and not to the trusted one.
+// denials tries the operations that are denied to the other program, and not to the trusted one.
 func (b *bench) denials(when, secret, folder string) {
 	b.t.Helper()
-	for _, program := range []string{b.other, b.trusted} {
-		isOther := program == b.other
-		b.expect(isOther, program, "read-path", secret, when)
+	for _, program := range []string{b.Other, b.Trusted} {
+		isOther := program == b.Other
+		b.Expect(isOther, program, "read-path", secret, when)
 		for _, operation := range []string{"mount-anywhere", "change-propagation", "mount-by-descriptor", "load-module", "load-module-from-memory", "load-bpf", "trace-child"} {
-			b.expect(isOther, program, operation, folder, when)
+			b.Expect(isOther, program, operation, folder, when)
 		}
 	}
 }
@@ -233,10 +141,10 @@ func (b *bench) denials(when, secret, folder string) {
 func (b *bench) replaced(tool, secret string) {
 	b.t.Helper()
 	const when = "after the file was replaced"
-	b.expect(false, b.trusted, "replace-path", secret, when)
-	b.expect(true, b.other, "read-path", secret, when)
-	b.expect(false, b.trusted, "replace-path", tool, when) // by text, which nothing can execute: it is refused before that is found out
-	b.expect(true, b.other, "exec-path", tool, when)
+	b.Expect(false, b.Trusted, "replace-path", secret, when)
+	b.Expect(true, b.Other, "read-path", secret, when)
+	b.Expect(false, b.Trusted, "replace-path", tool, when) // by text, which nothing can execute: it is refused before that is found out
+	b.Expect(true, b.Other, "exec-path", tool, when)
 }
 
 // A kernel that loads the programs, and has no room at one of their hooks, would leave a rule out that the agent believes to be enforced.
@@ -272,7 +180,7 @@ func TestEnforcesAsksToAttach(t *testing.T) {
 		t.Errorf("with no room at a hook: %v", err)
 	}
 	end()
-	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the kernel lets go of links later
+	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the kernel releases links later
 		err := Enforces()
 		if err == nil {
 			break

@@ -1,27 +1,18 @@
 package protect
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-func (e *Explanation) of(operation string) Answer {
-	i := slices.IndexFunc(e.Operations, func(a Answer) bool { return a.Operation == operation })
-	if i < 0 {
-		return Answer{}
-	}
-	return e.Operations[i]
-}
 
 // The kernel's answer is that of the explanation before, for each operation: of trusted programs and others, of programs that ran before the
 // policy and programs that begin after it, and when labels have left memory.
@@ -33,47 +24,47 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 		{"open-write", policy.Write, "prot/f"}, {"hard-link-from-before", policy.Write, "out/l"}, {"create", policy.Create, "prot/new"}, {"unlink", policy.Delete, "prot/f"},
 		{"rename-within", policy.Rename, "prot/f"}, {"link-out", policy.Link, "prot/f"}, {"chmod", policy.Chmod, "prot/sub/../f"}, {"mount-over-folder-above", policy.Mount, ""},
 	} {
-		for j, program := range []string{b.trusted, b.other, b.trusted} {
+		for j, program := range []string{b.Trusted, b.Other, b.Trusted} {
 			environment := ""
 			if j == 2 {
 				environment = "LD_PRELOAD=/nowhere.so"
 			}
-			dir := b.folder(fmt.Sprintf("%d-%d", i, j))
+			dir := b.Folder(fmt.Sprintf("%d-%d", i, j))
 			dirs = append(dirs, dir)
 			tries = append(tries, struct{ row, operation, path, program, dir, environment string }{try.row, try.operation, try.path, program, dir, environment})
 		}
 	}
-	old, err := begin(b.trusted, "wait", b.root)
+	old, err := trial.Begin(b.Trusted, "wait", b.Root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer old.end() //nolint:errcheck // it only waits
-	if e, err := Explain(kernel.DefaultPinRoot, b.root, 1); e != nil || err != nil {
+	defer old.End() //nolint:errcheck // it only waits
+	if e, err := Explain(kernel.DefaultPinRoot, b.Root, 1); e != nil || err != nil {
 		t.Errorf("before there is protection: %+v, %v", e, err)
 	}
 	b.start(rule(b, policy.Deny, dirs...))
-	b.evict()
-	ask := func(path string, pid int) *Explanation {
+	b.Evict()
+	ask := func(path string, pid int) *judge.Explanation {
 		t.Helper()
 		e, err := Explain(kernel.DefaultPinRoot, path, pid)
-		if err != nil || e == nil || e.From != FromKernel || !e.Enforced {
+		if err != nil || e == nil || e.From != judge.FromKernel || !e.Enforced {
 			t.Fatalf("%+v, %v", e, err)
 		}
 		return e
 	}
 	denials := 0
 	for _, try := range tries {
-		h, err := begin(try.program, try.row, try.dir, try.environment)
+		h, err := trial.Begin(try.program, try.row, try.dir, try.environment)
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := ask(filepath.Join(try.dir, try.path), h.cmd.Process.Pid)
-		said, err := h.attempt()
+		e := ask(filepath.Join(try.dir, try.path), h.Cmd.Process.Pid)
+		said, err := h.Attempt()
 		if err != nil {
 			t.Fatal(err)
 		}
 		denied := strings.HasPrefix(said, "refused 1 ")
-		if a := e.of(try.operation); (a.Verdict == Denied) != denied || denied && !slices.Equal(a.Rules, []string{"life"}) {
+		if a := trial.AnswerOf(e, try.operation); (a.Verdict == judge.Denied) != denied || denied && !slices.Equal(a.Rules, []string{"life"}) {
 			t.Errorf("%s by %s %s: %s; the explanation: %+v", try.row, filepath.Base(try.program), try.environment, said, e)
 		}
 		if denied {
@@ -86,29 +77,23 @@ func TestExplainsAsTheKernelDecides(t *testing.T) {
 	if denials != len(tries)*2/3 {
 		t.Errorf("%d of %d were denied", denials, len(tries))
 	}
-	e := ask(filepath.Join(dirs[0], "prot"), old.cmd.Process.Pid)
-	if e.of(policy.Create).Verdict != Allowed || len(e.Process.Trusted) != 1 || e.Process.Trusted[0].PID != old.cmd.Process.Pid {
+	e := ask(filepath.Join(dirs[0], "prot"), old.Cmd.Process.Pid)
+	if trial.AnswerOf(e, policy.Create).Verdict != judge.Allowed || len(e.Process.Trusted) != 1 || e.Process.Trusted[0].PID != old.Cmd.Process.Pid {
 		t.Errorf("a process from before: %+v", e)
 	}
-	if e := ask(b.trusted, os.Getpid()); e.of("write-program").Verdict != Denied || e.of(policy.Write).Verdict != Allowed {
+	if e := ask(b.Trusted, os.Getpid()); trial.AnswerOf(e, "write-program").Verdict != judge.Denied || trial.AnswerOf(e, policy.Write).Verdict != judge.Allowed {
 		t.Errorf("a trusted program's file: %+v", e)
 	}
 	if _, err := Stop(kernel.DefaultPinRoot); err != nil {
 		t.Fatal(err)
 	}
-	if e, err := Explain(kernel.DefaultPinRoot, b.root, 1); e != nil || err != nil {
+	if e, err := Explain(kernel.DefaultPinRoot, b.Root, 1); e != nil || err != nil {
 		t.Errorf("after the end: %+v, %v", e, err)
 	}
 }
 
-// stage is a folder of files, with copies of dash as programs.
-type stage struct {
-	t    *testing.T
-	path string
-}
-
-func newStage(t *testing.T) *stage {
-	t.Helper()
+// A policy that is not in force is not enforced, and the explanation says why; without a policy in force there is no explanation.
+func TestExplainsWithoutAPolicyInForce(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -116,187 +101,11 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shell, err := os.ReadFile("/bin/dash")
-	if inGuest() && errors.Is(err, os.ErrNotExist) {
-		t.Skip("the guest has no dash")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &stage{t, dir}
-	for _, folder := range []string{"data", "bin", "out"} {
-		err = errors.Join(err, os.Mkdir(s.in(folder), 0o755))
-	}
-	for _, program := range []string{"bin/app", "bin/lone", "bin/job", "out/copy"} {
-		err = errors.Join(err, os.WriteFile(s.in(program), shell, 0o755))
-	}
-	if err = errors.Join(err, os.WriteFile(s.in("data/f"), nil, 0o600), os.Link(s.in("data/f"), s.in("out/l")), os.Symlink(s.in("data"), s.in("out/s"))); err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func (s *stage) in(name string) string { return filepath.Join(s.path, name) }
-
-func (s *stage) policy() policy.Policy {
-	return policy.Policy{Rules: []policy.Rule{
-		{Name: "data", Paths: []string{s.in("data")}, Deny: []string{policy.Write, policy.Create, policy.Delete}, Mode: policy.Deny,
-			Trust: policy.Trust{Programs: policy.Programs(s.in("bin/app")), Children: true}},
-		{Name: "alone", Paths: []string{s.in("data/f")}, Deny: []string{policy.Write}, Mode: policy.Audit, Trust: policy.Trust{Programs: policy.Programs(s.in("bin/lone"))}},
-	}}
-}
-
-// run starts a program with a command of the shell that it is, and returns the number that the command writes. It ends with the test.
-func (s *stage) run(program, command string, environment ...string) int {
-	s.t.Helper()
-	c := exec.Command(s.in(program), "-c", command)
-	c.Env = environment
-	in, err := c.StdinPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		_ = in.Close()
-		_, _ = io.Copy(io.Discard, out)
-		_ = c.Wait()
-	})
-	var id int
-	if _, err := fmt.Fscan(out, &id); err != nil {
-		s.t.Fatal(err)
-	}
-	return id
-}
-
-// A policy that is not in force says the same of inodes and chains, by whatever name, and who of the chain lost the trust.
-func TestExplainsAPolicy(t *testing.T) {
-	s := newStage(t)
-	const child = `%s -c 'echo $$; read x'; :`
-	for _, c := range []struct {
-		name, program, command string
-		environment            []string
-		path, operation        string
-		want                   Answer
-		why                    string // of the rule data
-	}{
-		{"named", "bin/app", "echo $$; read x", nil, "data/f", policy.Delete, Answer{Verdict: Allowed, Trusted: []string{"data"}}, "the rule names its executable"},
-		{"one rule trusts it, the other audits", "bin/app", "echo $$; read x", nil, "data/f", policy.Write, Answer{Verdict: Audited, Rules: []string{"alone"}, Trusted: []string{"data"}}, "the rule names"},
-		{"not named", "out/copy", "echo $$; read x", nil, "data/f", policy.Delete, Answer{Verdict: Denied, Rules: []string{"data"}}, "A copy"},
-		{"by a hard link", "out/copy", "echo $$; read x", nil, "out/l", policy.Write, Answer{Verdict: Denied, Rules: []string{"data"}}, "A copy"},
-		{"by a symbolic link", "out/copy", "echo $$; read x", nil, "out/s/f", policy.Write, Answer{Verdict: Denied, Rules: []string{"data"}}, "A copy"},
-		{"a new name", "out/copy", "echo $$; read x", nil, "data/new", policy.Create, Answer{Verdict: Denied, Rules: []string{"data"}}, "A copy"},
-		{"what is not there", "out/copy", "echo $$; read x", nil, "data/new", policy.Delete, Answer{Verdict: NoObject}, "A copy"},
-		{"no operation of the rule", "out/copy", "echo $$; read x", nil, "data/f", policy.Chmod, Answer{Verdict: Allowed}, "A copy"},
-		{"started", "bin/app", fmt.Sprintf(child, s.in("bin/job")), nil, "data/f", policy.Delete, Answer{Verdict: Allowed, Trusted: []string{"data"}}, "it comes from process"},
-		{"an interpreter", "bin/app", fmt.Sprintf(child, "/bin/sh"), nil, "data/f", policy.Delete, Answer{Verdict: Denied, Rules: []string{"data"}}, "an interpreter that the rule does not list"},
-		{"below an interpreter", "bin/app", `/bin/sh -c "` + s.in("bin/job") + ` -c 'echo \$\$; read x'; :"; :`, nil, "data/f", policy.Delete, Answer{Verdict: Denied, Rules: []string{"data"}},
-			"an interpreter that the rule does not list"},
-		{"an environment that loads code", "bin/app", "LD_AUDIT=/nowhere.so " + fmt.Sprintf(child, s.in("bin/job")), nil, "data/f", policy.Delete, Answer{Verdict: Denied, Rules: []string{"data"}},
-			"its environment has LD_AUDIT, which loads code"},
-		{"named, with such an environment", "bin/app", "echo $$; read x", []string{"LD_AUDIT=/nowhere.so"}, "data/f", policy.Delete, Answer{Verdict: Denied, Rules: []string{"data"}}, "lost its trust: its environment has LD_AUDIT"},
-		{"a trusted program's file", "out/copy", "echo $$; read x", nil, "bin/lone", "write-program", Answer{Verdict: Audited, Rules: []string{"alone"}}, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			id := s.run(c.program, c.command, c.environment...)
-			e, err := explainFile(s.policy(), s.in(c.path), id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := e.of(c.operation)
-			if got.Verdict != c.want.Verdict || !slices.Equal(got.Rules, c.want.Rules) || !slices.Equal(got.Trusted, c.want.Trusted) {
-				t.Errorf("%+v, want %+v", got, c.want)
-			}
-			if e.From != FromPolicy || e.Enforced || e.Process.PID != id || e.Process.Chain[len(e.Process.Chain)-1].PID != 1 {
-				t.Errorf("%+v", e)
-			}
-			if got := whyOf(e, "data"); !strings.Contains(got, c.why) || (got == "") != (c.why == "") {
-				t.Errorf("%q, want %q", got, c.why)
-			}
-		})
-	}
-	lone := s.run("bin/lone", fmt.Sprintf(child, s.in("bin/job")))
-	e, err := explainFile(s.policy(), s.in("data/f"), lone)
-	if err != nil || !strings.Contains(whyOf(e, "alone"), "does not trust programs that its programs start") {
+	p := policy.Policy{Rules: []policy.Rule{{Name: "data", Paths: []string{dir}, Deny: []string{policy.Write}, Mode: policy.Deny}}}
+	if e, err := ExplainPolicy(p, dir, os.Getpid()); err != nil || e.Enforced || e.Why == "" {
 		t.Errorf("%+v, %v", e, err)
 	}
-	replaced := s.run("bin/job", "echo $$; read x")
-	if err := os.Remove(s.in("bin/job")); err != nil {
-		t.Fatal(err)
-	}
-	if e, err = explainFile(s.policy(), s.in("data/f"), replaced); err != nil || !strings.Contains(whyOf(e, "data"), "deleted or replaced since") {
+	if e, err := Explain(filepath.Join(dir, "nothing"), dir, os.Getpid()); e != nil || err != nil {
 		t.Errorf("%+v, %v", e, err)
-	}
-}
-
-func whyOf(e *Explanation, rule string) string {
-	for _, r := range slices.Concat(e.Process.Trusted, e.Process.Untrusted) {
-		if r.Rule == rule {
-			return r.Why
-		}
-	}
-	return ""
-}
-
-func TestExplainRefuses(t *testing.T) {
-	s := newStage(t)
-	ended := exec.Command("/bin/true")
-	if err := ended.Run(); err != nil {
-		t.Fatal(err)
-	}
-	for want, ask := range map[string]func() error{
-		"there is no process": func() error {
-			_, err := explainFile(s.policy(), s.in("data/f"), ended.Process.Pid)
-			return err
-		},
-		"a new name in an existing folder": func() error {
-			_, err := explainFile(s.policy(), s.in("nowhere/f"), os.Getpid())
-			return err
-		},
-		"does not exist": func() error {
-			p := s.policy()
-			p.Rules[0].Paths = []string{s.in("nowhere")}
-			_, err := explainFile(p, s.in("data/f"), os.Getpid())
-			return err
-		},
-	} {
-		if err := ask(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
-	if e, err := ExplainPolicy(s.policy(), s.in("data/f"), os.Getpid()); err != nil || e.Enforced || e.Why == "" {
-		t.Errorf("%+v, %v", e, err)
-	}
-	if e, err := Explain(filepath.Join(t.TempDir(), "nothing"), s.in("data/f"), os.Getpid()); e != nil || err != nil {
-		t.Errorf("%+v, %v", e, err)
-	}
-}
-
-// What was moved into a protected folder with a folder has the rules of the nearest one above.
-func TestExplainsWhatWasMoved(t *testing.T) {
-	dir := t.TempDir()
-	inside := filepath.Join(dir, "in", "side")
-	if err := errors.Join(os.MkdirAll(inside, 0o755), os.WriteFile(filepath.Join(inside, "f"), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	b := &book{label: func(path string) (m marks, err error) {
-		if path == dir {
-			m.rules = 1
-		}
-		return m, nil
-	}}
-	for _, b.moved = range []bool{false, true} {
-		m, err := b.under(filepath.Join(inside, "f"))
-		if err != nil || (m.rules == 1) != b.moved {
-			t.Errorf("moved %v: %+v, %v", b.moved, m, err)
-		}
-	}
-	if m, err := b.under("/"); err != nil || m.rules != 0 {
-		t.Errorf("%+v, %v", m, err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	"github.com/shunt-lb/shunt/internal/host"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
@@ -61,10 +60,10 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 	if r := activeModules().inactive(); r != nil {
 		return nil, r
 	}
-	if err := allStraight(p); err != nil {
+	if err := judge.Check(p); err != nil {
 		return nil, err
 	}
-	if err := firstNamespaces("/proc/self/ns"); err != nil {
+	if err := judge.SeesProcesses(); err != nil {
 		return nil, err
 	}
 	if err := kernel.Mount(root, log); err != nil {
@@ -94,58 +93,6 @@ func Start(root string, p policy.Policy, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	return g, nil
-}
-
-// firstNamespaces refuses to work in namespaces in which /proc gives processes other numbers or start times than the
-// programs see.
-func firstNamespaces(folder string) error {
-	for _, name := range []string{"pid", "time"} {
-		number, err := host.NamespaceIn(folder, name)
-		if errors.Is(err, unix.ENOENT) && name == "time" { // the kernel has no such namespace
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if !host.IsFirst(name, number) {
-			return fmt.Errorf("this is not the machine's initial %s namespace, so shunt cannot recognise the machine's processes from here. Run shunt on the machine itself, or in a container with its processes (--pid=host, hostPID: true)", name)
-		}
-	}
-	return nil
-}
-
-func allStraight(p policy.Policy) error {
-	for _, r := range p.Enforced() {
-		paths := slices.Concat(r.Paths, r.By, r.Trust.Interpreters)
-		for _, program := range r.Trust.Programs {
-			paths = append(paths, program.Path)
-		}
-		if r.Program != "" {
-			paths = append(paths, r.Program)
-		}
-		for _, path := range paths {
-			if err := straight(r, path); err != nil {
-				return err
-			}
-		}
-		if err := onlyFiles(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// onlyFiles refuses folders in a rule of detection, whose condition is about one file: a folder's label would deny everything below it.
-func onlyFiles(r policy.Rule) error {
-	if !r.IsDetected {
-		return nil
-	}
-	for _, path := range slices.Concat(r.Paths, r.By) {
-		if info, err := os.Lstat(path); err == nil && info.IsDir() {
-			return fmt.Errorf("rule %q at %s: %s is a folder, but a condition names a file. Write a rule of protect: for the folder", r.Name, r.At, path)
-		}
-	}
-	return nil
 }
 
 func (g *Guard) start(root string, set *kernel.MapSet) (err error) {
@@ -218,7 +165,7 @@ func (g *Guard) note(change func(*guardGuardAgent)) error {
 // Apply switches to another policy at once: until then the earlier policy is enforced, and if Apply fails, it stays
 // enforced. When Apply returns, no operation is judged by the earlier policy any more.
 func (g *Guard) Apply(p policy.Policy) error {
-	if err := allStraight(p); err != nil {
+	if err := judge.Check(p); err != nil {
 		return err
 	}
 	var state guardGuardState
@@ -243,15 +190,12 @@ func next(present uint64, agent *guardGuardAgent) uint64 {
 	return number
 }
 
-// replacedTries limits how often a policy is loaded again because a program was upgraded meanwhile.
-const replacedTries = 3
-
 // apply brings the policy into force. If a program is replaced after it was labelled, and before the label counts, the
 // new file has no label: then apply begins again.
 func (g *Guard) apply(present uint64) error {
-	for range replacedTries {
+	for range judge.RereadMax {
 		l, err := g.load(present)
-		if err != nil || !l.isReplaced() {
+		if err != nil || !l.reading.IsReplaced() {
 			return err
 		}
 		present = g.number
@@ -264,8 +208,9 @@ func (g *Guard) apply(present uint64) error {
 
 // load labels all files for the next generation, and switches to it.
 func (g *Guard) load(present uint64) (*labeler, error) {
-	l := &labeler{paths: map[string]inode{}, carriers: map[uint64][]carrier{}, key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[g.number&1]], files: g.maps[fileMaps[g.number&1]], present: present,
-		generation: g.number, objects: map[inode]protected{}, marks: map[inode]marks{}, pids: map[int]marks{}, keeps: map[int]int{}}
+	side := g.number & 1
+	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[side]], files: g.maps[fileMaps[side]], generation: g.number, present: present, keeps: map[int]int{}}
+	l.reading = judge.NewReading(l.label)
 	before, err := g.trustsOf(present)
 	if err != nil {
 		return nil, err
@@ -273,12 +218,14 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 	inForce := &labeler{key: l.key, labels: g.maps[labelMaps[present&1]], files: g.maps[fileMaps[present&1]], generation: present}
 	digests := make([]uint64, len(g.rules))
 	for i, rule := range g.rules {
-		if digests[i], err = l.rule(i, rule); err != nil {
+		carriers, err := l.reading.Rule(i, rule)
+		if err != nil {
 			return nil, err
 		}
+		digests[i] = digestOf(rule.Trust, carriers)
 		old, is := before[known{rule.Name, digests[i]}]
 		if is {
-			if is, err = l.carries(1<<i, old, inForce); err != nil {
+			if is, err = carries(carriers, old, inForce); err != nil {
 				return nil, fmt.Errorf("rule %q: %w", rule.Name, err)
 			}
 		}
@@ -286,13 +233,20 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 			l.keeps[i] = old
 		}
 	}
-	if err := errors.Join(g.writeRules(digests, l.children), l.narrows.write(g.maps, uint32(g.number&1), trustScopes), l.groups.write(g.maps, uint32(g.number&1), processScopes)); err != nil {
+	if err := g.writeRules(digests, l.reading.Children); err != nil {
+		return nil, err
+	}
+	if _, err := writeScopes(&l.reading.Scopes, g.maps, uint32(side), trustScopes); err != nil {
+		return nil, err
+	}
+	grouped, err := writeScopes(&l.reading.Groups, g.maps, uint32(side), processScopes)
+	if err != nil {
 		return nil, err
 	}
 	if err := l.giveRunning(g.maps); err != nil {
 		return nil, err
 	}
-	isGrouped := l.groups.mask() != 0
+	isGrouped := grouped != 0
 	if isGrouped { // before its rules count
 		if err := g.watchGroups(true); err != nil {
 			return nil, err
@@ -305,10 +259,13 @@ func (g *Guard) load(present uint64) (*labeler, error) {
 	if err := errors.Join(g.settle(), g.watchGroups(isGrouped)); err != nil {
 		return nil, err
 	}
-	g.Files = len(l.objects)
-	masks := masksOf(g.rules)
-	forbid := func(op guardGuardOp) uint64 { return (masks[op].Denied | masks[op].Audited) &^ masks[op].Only }
-	if g.Mapped, err = l.mappings(forbid(guardGuardOpGUARD_WRITE), forbid(guardGuardOpGUARD_READ)); err != nil {
+	g.Files = len(l.reading.Files)
+	masks := judge.MasksOf(g.rules)
+	forbid := func(operation string) uint64 {
+		of := masks[operation]
+		return (of.Denied | of.Audited) &^ of.Only
+	}
+	if g.Mapped, err = l.mappings(forbid(policy.Write), forbid(policy.Read)); err != nil {
 		return nil, err
 	}
 	if err := forgetEnded(g.maps); err != nil {
@@ -351,33 +308,14 @@ func (g *Guard) settle() error {
 var operations = map[string]guardGuardOp{
 	policy.Write: guardGuardOpGUARD_WRITE, policy.Create: guardGuardOpGUARD_CREATE, policy.Delete: guardGuardOpGUARD_DELETE,
 	policy.Rename: guardGuardOpGUARD_RENAME, policy.Link: guardGuardOpGUARD_LINK, policy.Chmod: guardGuardOpGUARD_CHMOD,
-	policy.Mount: guardGuardOpGUARD_MOUNT, policy.Kill: guardGuardOpGUARD_KILL, policy.Ptrace: guardGuardOpGUARD_TRACE, policy.Memory: guardGuardOpGUARD_TRACE,
+	policy.Mount: guardGuardOpGUARD_MOUNT, judge.WriteProgram: guardGuardOpGUARD_PROGRAM, judge.Trace: guardGuardOpGUARD_TRACE, policy.Kill: guardGuardOpGUARD_KILL,
 	policy.Read: guardGuardOpGUARD_READ, policy.Exec: guardGuardOpGUARD_EXEC, policy.AnyMount: guardGuardOpGUARD_MOUNT_ANY, policy.Module: guardGuardOpGUARD_MODULE,
 	policy.BPF: guardGuardOpGUARD_BPF, policy.AnyTrace: guardGuardOpGUARD_TRACE_ANY, policy.Move: guardGuardOpGUARD_MOVE,
 }
 
-// masksOf returns, by operation, the masks of the rules that forbid it. Every rule of files, and of detection, protects the programs that it trusts.
-func masksOf(rules []policy.Rule) (masks [guardGuardOpGUARD_OP_COUNT]guardGuardMasks) {
-	for i, r := range rules {
-		var forbids []guardGuardOp
-		if !r.IsOfProcesses() && len(r.By) == 0 {
-			forbids = append(forbids, guardGuardOpGUARD_PROGRAM, guardGuardOpGUARD_TRACE)
-		}
-		for _, word := range r.Deny {
-			forbids = append(forbids, operations[word])
-		}
-		for _, op := range forbids {
-			if r.Mode == policy.Deny {
-				masks[op].Denied |= 1 << i
-			} else {
-				masks[op].Audited |= 1 << i
-			}
-			if len(r.By) > 0 {
-				masks[op].Only |= 1 << i
-			}
-		}
-	}
-	return masks
+// opKey is the key of an operation's masks.
+func opKey(generation uint64, op guardGuardOp) uint32 {
+	return uint32(generation&1)*uint32(guardGuardOpGUARD_OP_COUNT) + uint32(op)
 }
 
 // writeRules writes the rules of the next generation's side.
@@ -391,8 +329,10 @@ func (g *Guard) writeRules(digests []uint64, children uint64) error {
 	if err := g.maps[guardMapShG_children].Put(side, &children); err != nil {
 		return fmt.Errorf("write the rules that trust children: %w", err)
 	}
-	for op, masks := range masksOf(g.rules) {
-		if err := g.maps[guardMapShG_ops].Put(side*uint32(guardGuardOpGUARD_OP_COUNT)+uint32(op), &masks); err != nil {
+	masks := judge.MasksOf(g.rules)
+	for operation, op := range operations { // all of them, as the side has the masks of an earlier policy
+		of := guardGuardMasks{Denied: masks[operation].Denied, Audited: masks[operation].Audited, Only: masks[operation].Only}
+		if err := g.maps[guardMapShG_ops].Put(opKey(g.number, op), &of); err != nil {
 			return fmt.Errorf("write the operations that the rules forbid: %w", err)
 		}
 	}
@@ -419,8 +359,9 @@ func put(to []int8, text string) {
 	}
 }
 
-// Listen passes on the operations that programs were refused, or would have been, until ctx ends. The protection goes on.
-func (g *Guard) Listen(ctx context.Context, tell func(Attempt) error) error {
+// Listen passes on the operations that were or would have been denied to programs, until ctx ends. The protection goes
+// on.
+func (g *Guard) Listen(ctx context.Context, tell func(judge.Attempt) error) error {
 	names := newNames(g.maps[guardMapShG_rules])
 	heard := uint64(0) // read, and not noted yet
 	take := func(deadline time.Time) error {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/event"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
@@ -83,9 +84,10 @@ func load(pinned map[string]*ebpf.Map) (*ebpf.Collection, error) {
 	return coll, nil
 }
 
-// Enforces finds out whether this kernel would enforce policies that are loaded from here. It attaches all programs for a
-// moment, with maps of their own that have no policy, because a kernel may load them and refuse to attach them. If the kernel
-// would not, the error has a *Refusal; any other error says why the programs cannot be loaded from here.
+// Enforces finds out whether this kernel would enforce policies that are loaded from here. It attaches all programs for
+// a moment, with maps of their own that have no policy, because a kernel may load them and refuse to attach them. If
+// the kernel would not, the error has a *Refusal; any other error is the reason why the programs cannot be loaded from
+// here.
 func Enforces() error {
 	if r := activeModules().inactive(); r != nil {
 		return r
@@ -104,7 +106,7 @@ func Enforces() error {
 			defer l.Close() //nolint:errcheck,gocritic // an error changes nothing; all are attached at once, as in Start
 		}
 	}
-	return firstNamespaces("/proc/self/ns")
+	return judge.SeesProcesses()
 }
 
 // attachOne attaches a program to its hook; nil: it has none.
@@ -132,8 +134,8 @@ func activeModules() modules {
 	return modules{strings.TrimSpace(string(text)), err == nil}
 }
 
-// inactive returns the refusal of a kernel that loads such programs and runs none of them; nil: it runs them, or
-// that is not known.
+// inactive returns the refusal of a kernel that loads these programs and runs none of them; nil: it runs them, or that
+// is not known.
 func (m modules) inactive() *Refusal {
 	if !m.known || slices.Contains(strings.Split(m.list, ","), "bpf") {
 		return nil
@@ -141,7 +143,7 @@ func (m modules) inactive() *Refusal {
 	return &Refusal{fmt.Sprintf("bpf is not among its active security modules (%s)", m.list), "Boot with lsm=" + strings.TrimPrefix(m.list+",bpf", ",") + " on the kernel's command line", nil}
 }
 
-// refusal tells whether the kernel refuses all such programs, or only one of them.
+// refusal finds out whether the kernel refuses all of these programs, or only one of them.
 func (m modules) refusal(err error, isRoot bool) error {
 	if r := m.inactive(); r != nil {
 		r.err = err
@@ -269,8 +271,7 @@ func (g *Guard) watchGroups(isGrouped bool) error {
 	return removePins(pins...)
 }
 
-// detachLimit is how long the kernel may take to end links whose pins are gone: it ends them later, in a
-// work queue.
+// detachLimit bounds the time until the kernel ends links whose pins are gone: it ends them later, in a work queue.
 const detachLimit = 30 * time.Second
 
 // removeLinks ends the links that are pinned in a folder, waits until they are gone, and removes the folder.

@@ -1,6 +1,7 @@
 package protect
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,45 +16,14 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// attempt has a program try an operation, and says whether it was denied.
-func (b *bench) attempt(program, operation, dir string) (denied bool) {
-	b.t.Helper()
-	h, err := begin(program, operation, dir)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	said, err := h.attempt()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return strings.HasPrefix(said, fmt.Sprintf("refused %d ", unix.EPERM))
-}
-
-func (b *bench) expect(denied bool, program, operation, dir, when string) {
-	b.t.Helper()
-	if got := b.attempt(program, operation, dir); got != denied {
-		b.t.Errorf("%s, %s by %s: denied %v, want %v", when, operation, filepath.Base(program), got, denied)
-	}
-}
-
-// evict has all that is not open leave the kernel's memory. The first pass takes pages and names away, which
-// hold inodes.
-func (b *bench) evict() {
-	b.t.Helper()
-	unix.Sync()
-	for range 2 {
-		if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-}
-
 func rule(b *bench, mode string, dirs ...string) policy.Policy {
-	r := policy.Rule{Name: "life", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: mode}
+	r := policy.Rule{Name: "life", Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: mode}
 	for _, dir := range dirs {
 		r.Paths = append(r.Paths, filepath.Join(dir, "prot"))
 	}
@@ -61,8 +31,8 @@ func rule(b *bench, mode string, dirs ...string) policy.Policy {
 }
 
 // agent is another process with a guard, to be killed.
-func agent(dir string) {
-	b := &bench{root: filepath.Dir(dir), trusted: filepath.Join(filepath.Dir(dir), "trusted")}
+func agent(_ *bufio.Reader, dir string) {
+	b := &bench{Bench: &trial.Bench{Trusted: filepath.Join(filepath.Dir(dir), "trusted")}}
 	g, err := Start(kernel.DefaultPinRoot, rule(b, policy.Deny, dir), slog.New(slog.DiscardHandler))
 	if err != nil {
 		fmt.Println(err)
@@ -77,8 +47,8 @@ func agent(dir string) {
 // and when the protection has been ended.
 func TestProtectionOutlivesItsAgent(t *testing.T) {
 	b := newBench(t)
-	dir, next := b.folder("first"), b.folder("second")
-	h, err := begin(b.other, "agent", dir)
+	dir, next := b.Folder("first"), b.Folder("second")
+	h, err := trial.Begin(b.Other, "agent", dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,18 +57,18 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	b.expect(true, b.other, "open-write", dir, "with the agent")
+	b.Expect(true, b.Other, "open-write", dir, "with the agent")
 	if _, err := Start(kernel.DefaultPinRoot, rule(b, policy.Deny, next), slog.New(slog.DiscardHandler)); !errors.Is(err, ErrListening) {
 		t.Errorf("a second agent: %v", err)
 	}
-	if err := h.cmd.Process.Kill(); err != nil {
+	if err := h.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = h.end() // it was killed
-	b.expect(true, b.other, "open-write", dir, "after the agent was killed")
-	b.evict()
-	b.expect(true, b.other, "unlink", dir, "after inodes have left memory as well")
-	b.expect(false, b.trusted, "open-write", dir, "after the agent was killed")
+	_ = h.End() // it was killed
+	b.Expect(true, b.Other, "open-write", dir, "after the agent was killed")
+	b.Evict()
+	b.Expect(true, b.Other, "unlink", dir, "after inodes have left memory as well")
+	b.Expect(false, b.Trusted, "open-write", dir, "after the agent was killed")
 	status, err := Look(kernel.DefaultPinRoot)
 	if err != nil || status == nil {
 		t.Fatal(status, err)
@@ -115,9 +85,9 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	if after, err := Look(kernel.DefaultPinRoot); err != nil || !after.Listening || after.Hooks != status.Hooks || after.Unheard != 0 {
 		t.Errorf("the status with the next agent: %+v %v", after, err)
 	}
-	b.expect(false, b.other, "open-write", dir, "of the policy before")
-	b.expect(true, b.other, "open-write", next, "of the next policy")
-	b.expect(false, b.trusted, "open-write", next, "of the next policy")
+	b.Expect(false, b.Other, "open-write", dir, "of the policy before")
+	b.Expect(true, b.Other, "open-write", next, "of the next policy")
+	b.Expect(false, b.Trusted, "open-write", next, "of the next policy")
 	if all := told(); len(all) != 1 || !all[0].Denied || all[0].Comm != "other" || all[0].Path != filepath.Join(next, "prot/f") {
 		t.Errorf("told: %v", all)
 	}
@@ -125,7 +95,7 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	if was, err := Stop(kernel.DefaultPinRoot); !was || err != nil {
 		t.Errorf("stop: %v %v", was, err)
 	}
-	b.expect(false, b.other, "open-write", next, "after the end")
+	b.Expect(false, b.Other, "open-write", next, "after the end")
 	if status, err := Look(kernel.DefaultPinRoot); status != nil || err != nil {
 		t.Errorf("the status after the end: %+v %v", status, err)
 	}
@@ -134,18 +104,18 @@ func TestProtectionOutlivesItsAgent(t *testing.T) {
 	}
 }
 
-// TestLabels tries what becomes of labels and of trust, under one policy.
+// TestLabels tries the life of labels and of trust, under one policy.
 func TestLabels(t *testing.T) {
 	b := newBench(t)
 	dirs := map[string]string{}
 	for _, name := range []string{"audited", "born", "reused", "evicted", "children"} {
-		dirs[name] = b.folder(name)
+		dirs[name] = b.Folder(name)
 	}
-	w := work{dir: dirs["born"]}
+	w := work{dirs["born"]}
 	if err := errors.Join(os.Mkdir(w.out("tree"), 0o755), os.Mkdir(w.out("tree/deep"), 0o755), os.WriteFile(w.out("tree/deep/f"), []byte("x"), 0o644)); err != nil {
 		b.t.Fatal(err)
 	}
-	reused := work{dir: dirs["reused"]}
+	reused := work{dirs["reused"]}
 	if err := os.Rename(reused.out("source"), reused.prot("gone")); err != nil { // its number is one that files in out get
 		b.t.Fatal(err)
 	}
@@ -171,14 +141,13 @@ func TestLabels(t *testing.T) {
 		{"a load writes nothing in force", "evicted", (*bench).testLoadWritesNothingInForce},
 	} {
 		t.Run(one.name, func(t *testing.T) {
-			sub := *b
-			sub.t = t
-			one.test(&sub, g, dirs[one.dir])
+			sub := b.with(t)
+			one.test(sub, g, dirs[one.dir])
 		})
 	}
 	audited := 0
 	for _, a := range told() {
-		if a.Denied == strings.HasPrefix(a.Path, dirs["audited"]) || a.Program != b.other {
+		if a.Denied == strings.HasPrefix(a.Path, dirs["audited"]) || a.Program != b.Other {
 			b.t.Errorf("told: %v", a)
 		}
 		if !a.Denied && a.Operation == policy.Write && a.Rules[0] == "audit" {
@@ -191,13 +160,14 @@ func TestLabels(t *testing.T) {
 }
 
 func (b *bench) testAudit(_ *Guard, dir string) {
-	b.expect(false, b.other, "open-write", dir, "audited")
-	b.expect(false, b.trusted, "open-append", dir, "audited")
+	b.Expect(false, b.Other, "open-write", dir, "audited")
+	b.Expect(false, b.Trusted, "open-append", dir, "audited")
 }
 
-// What trusted programs make, move and link into a folder has its label, also below a folder that was moved in.
+// Files and folders that trusted programs make, move and link into a folder have its label, also below a folder that
+// was moved in.
 func (b *bench) testNewFiles(_ *Guard, dir string) {
-	w := work{dir: dir}
+	w := work{dir}
 	steps := errors.Join(os.WriteFile(w.prot("born"), []byte("x"), 0o644), os.Mkdir(w.prot("folder"), 0o755), os.WriteFile(w.prot("folder/born"), []byte("x"), 0o644),
 		os.Rename(w.out("source"), w.prot("moved")), os.Link(w.out("program"), w.prot("linked")), os.Rename(w.out("tree"), w.prot("tree")))
 	if steps != nil {
@@ -205,16 +175,16 @@ func (b *bench) testNewFiles(_ *Guard, dir string) {
 	}
 	for _, evicted := range []string{"", " after it has left memory"} {
 		for _, name := range []string{"prot/born", "prot/folder/born", "prot/moved", "prot/linked", "out/program", "prot/tree/deep/f"} {
-			b.expect(true, b.other, "write-path", filepath.Join(dir, name), name+evicted)
+			b.Expect(true, b.Other, "write-path", filepath.Join(dir, name), name+evicted)
 		}
-		b.evict()
+		b.Evict()
 	}
-	b.expect(false, b.trusted, "write-path", filepath.Join(dir, "prot/tree/deep/f"), "trusted")
+	b.Expect(false, b.Trusted, "write-path", filepath.Join(dir, "prot/tree/deep/f"), "trusted")
 }
 
 // A deleted file's number comes back for a file that nobody protects.
 func (b *bench) testReusedNumber(g *Guard, dir string) {
-	w := work{dir: dir}
+	w := work{dir}
 	number := func(path string) uint64 {
 		var stat unix.Stat_t
 		if err := unix.Stat(path, &stat); err != nil {
@@ -223,8 +193,8 @@ func (b *bench) testReusedNumber(g *Guard, dir string) {
 		return stat.Ino
 	}
 	was := number(w.prot("gone"))
-	b.expect(true, b.other, "write-path", w.prot("gone"), "before it is deleted")
-	b.expect(false, b.trusted, "unlink-path", w.prot("gone"), "trusted")
+	b.Expect(true, b.Other, "write-path", w.prot("gone"), "before it is deleted")
+	b.Expect(false, b.Trusted, "unlink-path", w.prot("gone"), "trusted")
 	reused := ""
 	until := time.Now().Add(time.Minute)
 	for i := 0; reused == "" && time.Now().Before(until); i++ {
@@ -239,8 +209,8 @@ func (b *bench) testReusedNumber(g *Guard, dir string) {
 	if reused == "" {
 		b.t.Fatal("the file system did not use the number again")
 	}
-	b.evict()
-	b.expect(false, b.other, "write-path", reused, "a file with the number of a deleted one")
+	b.Evict()
+	b.Expect(false, b.Other, "write-path", reused, "a file with the number of a deleted one")
 	var file guardGuardFile
 	var side guardGuardSide
 	entries := g.maps[fileMaps[g.number&1]].Iterate()
@@ -269,28 +239,28 @@ func (b *bench) testEviction(g *Guard, dir string) {
 	if _, err := os.Stat(filepath.Join(dir, "prot/f")); err != nil || !has() { // by its folder, which is labelled
 		b.t.Fatal("no label", err)
 	}
-	b.evict()
+	b.Evict()
 	if has() {
 		b.t.Fatal("the inode did not leave memory")
 	}
-	b.expect(true, b.other, "hard-link-from-before", dir, "after it left memory")
+	b.Expect(true, b.Other, "hard-link-from-before", dir, "after it left memory")
 }
 
 // A program that a trusted one starts counts as itself.
 func (b *bench) testChildren(_ *Guard, dir string) {
-	b.expect(true, b.trusted, "start-other", filepath.Join(dir, "prot/f"), "by a child of a trusted program")
-	b.expect(false, b.trusted, "start-trusted", filepath.Join(dir, "prot/f"), "by a child that is trusted itself")
+	b.Expect(true, b.Trusted, "start-other", filepath.Join(dir, "prot/f"), "by a child of a trusted program")
+	b.Expect(false, b.Trusted, "start-trusted", filepath.Join(dir, "prot/f"), "by a child that is trusted itself")
 }
 
 // TestStartFails expects that a failed start leaves nothing behind, and that a failed change leaves the policy.
 func TestStartFails(t *testing.T) {
 	b := newBench(t)
-	dir := b.folder("kept")
-	missing := rule(b, policy.Deny, filepath.Join(b.root, "missing"))
-	if err := os.Symlink(dir, filepath.Join(b.root, "symbolic")); err != nil {
+	dir := b.Folder("kept")
+	missing := rule(b, policy.Deny, filepath.Join(b.Root, "missing"))
+	if err := os.Symlink(dir, filepath.Join(b.Root, "symbolic")); err != nil {
 		t.Fatal(err)
 	}
-	symbolic := rule(b, policy.Deny, filepath.Join(b.root, "symbolic"))
+	symbolic := rule(b, policy.Deny, filepath.Join(b.Root, "symbolic"))
 	for want, p := range map[string]policy.Policy{"missing/prot does not exist. Make it first": missing, "leads through a symbolic link. Write " + dir + "/prot": symbolic} {
 		if _, err := Start(kernel.DefaultPinRoot, p, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -305,11 +275,11 @@ func TestStartFails(t *testing.T) {
 	if _, err := Start(kernel.DefaultPinRoot, missing, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("a policy with a missing path was taken")
 	}
-	b.expect(true, b.other, "open-write", dir, "after a change that failed")
-	b.expect(false, b.trusted, "open-write", dir, "after a change that failed")
+	b.Expect(true, b.Other, "open-write", dir, "after a change that failed")
+	b.Expect(false, b.Trusted, "open-write", dir, "after a change that failed")
 }
 
-// refuseLayout expects that pins of another layout are refused by name, until they are taken away.
+// refuseLayout expects that pins of another layout are refused by name, until they are removed.
 func (b *bench) refuseLayout(p policy.Policy) {
 	b.t.Helper()
 	of := kernel.MapDirectory(kernel.DefaultPinRoot, product, abi+7)
@@ -333,10 +303,11 @@ func (b *bench) refuseLayout(p policy.Policy) {
 	}
 }
 
-// What a load writes, before it switches, is no event of a hook reads: so what a program changes at that moment stays.
+// A load writes, before it switches, only sides that no hook reads: so the changes that a program makes at that moment
+// stay.
 func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	now, next := g.number&1, g.number&1^1
-	w := work{dir: dir}
+	w := work{dir}
 	fd, err := unix.Open(w.prot("f"), unix.O_PATH, 0)
 	if err != nil {
 		b.t.Fatal(err)
@@ -349,15 +320,15 @@ func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 		return all
 	}
 	l := &labeler{key: g.coll.Programs[guardProgShKey], labels: g.maps[labelMaps[next]], files: g.maps[fileMaps[next]], generation: g.number + 1}
-	file, err := l.label(fd, marks{rules: 1 << 9})
-	if err != nil {
+	file, err := l.identity(fd)
+	if err = errors.Join(err, l.label(fd, judge.Marks{Rules: 1 << 9})); err != nil {
 		b.t.Fatal(err)
 	}
 	was := read(now, file)
 	if was[0].Generation != g.number || was[0].Rules == 0 || was[1] != was[0] {
 		b.t.Fatalf("in force: %+v", was)
 	}
-	if _, err := l.label(fd, marks{rules: 1 << 8, above: 1 << 7}); err != nil {
+	if err := l.label(fd, judge.Marks{Rules: 1 << 8, Above: 1 << 7}); err != nil {
 		b.t.Fatal(err)
 	}
 	if is := read(now, file); is != was {
@@ -366,10 +337,10 @@ func (b *bench) testLoadWritesNothingInForce(g *Guard, dir string) {
 	if is := read(next, file); is[0] != is[1] || is[0].Rules != 1<<9|1<<8 || is[0].Above != 1<<7 || is[0].Generation != g.number+1 {
 		b.t.Errorf("of the next policy: %+v", is)
 	}
-	b.expect(true, b.other, "open-write", dir, "while a policy is being loaded")
+	b.Expect(true, b.Other, "open-write", dir, "while a policy is being loaded")
 }
 
-// Where processes have other numbers no policy can be loaded, and the question says so too.
+// Where processes have other numbers no policy can be loaded, and Enforces says so too.
 func TestEnforcesNothingFromOtherNamespaces(t *testing.T) {
 	needLSM(t)
 	cmd := exec.Command("/proc/self/exe")

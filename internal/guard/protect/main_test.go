@@ -4,23 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
 
-// A thread that is traced by its parent has to be the first one of its process: another one stays, when it has ended, until the parent asks for
-// it by its number, and so does the process.
-func init() {
-	if os.Getenv("SHUNT_GUARD_OPERATE") != "" && os.Args[1] == "write-after-traceme" {
-		runtime.LockOSThread()
-	}
-}
-
 func TestMain(m *testing.M) {
-	if os.Getenv("SHUNT_GUARD_OPERATE") != "" {
-		operate(os.Args[1], os.Args[2])
+	if trial.Operate(map[string]trial.Task{"agent": agent}) {
 		return
 	}
 	if os.Getenv("SHUNT_GUARD_ENFORCES") != "" {
@@ -30,10 +22,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// inGuest is whether this is a virtual machine of test/kernel, where all of this has to work.
+// inGuest reports whether this is a virtual machine of test/kernel, where all of this has to work.
 func inGuest() bool { return os.Getenv("SHUNT_KERNEL_TEST") != "" }
 
-// needLSM skips where the kernel refuses such programs, as the machine that develops shunt does.
+// needLSM skips where the kernel refuses programs at security hooks, as the machine that develops shunt does.
 func needLSM(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {

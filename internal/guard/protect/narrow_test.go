@@ -5,38 +5,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
-
-// stranger is a user that no other test has.
-const stranger = 4242
-
-// asUser has the other operation done by a real and an effective user, of all threads.
-func asUser(real, effective int, then func(*work) error) func(*work) error {
-	return func(w *work) error {
-		if err := syscall.Setresuid(real, effective, 0); err != nil {
-			return err
-		}
-		return then(w)
-	}
-}
-
-func writePath(w *work) error { return openWrite(w.dir, unix.O_WRONLY) }
-
-// asUsers are operations on any path, as other users.
-var asUsers = []row{
-	{name: "write-as-stranger", attempt: asUser(stranger, stranger, writePath)},
-	{name: "write-as-set-user-ID-of-root", attempt: asUser(stranger, 0, writePath)},
-	{name: "write-as-root-that-lends-itself", attempt: asUser(0, stranger, writePath)},
-	{name: "start-other-as-stranger", attempt: asUser(stranger, stranger, func(w *work) error { return startNext(w, "other") })},
-}
 
 // groups are cgroups of the test's own.
 type groups struct {
@@ -63,7 +43,7 @@ func (g groups) move(id int, name string) {
 	if name != "" {
 		folder += g.path(name)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "cgroup.procs"), []byte(itoa(id)), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "cgroup.procs"), []byte(strconv.Itoa(id)), 0o644); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -87,15 +67,15 @@ func newGroups(t *testing.T) groups {
 // in one cgroup only.
 func TestTrustOfUsersAndCgroups(t *testing.T) {
 	b := newBench(t)
-	if err := os.Chmod(filepath.Dir(filepath.Dir(b.root)), 0o755); err != nil { // which the stranger has to get through
+	if err := os.Chmod(filepath.Dir(filepath.Dir(b.Root)), 0o755); err != nil { // which the trial.Stranger has to get through
 		t.Fatal(err)
 	}
 	groups := newGroups(t)
 	groups.make("group", "group/inner", "group/inner/most", "group-2")
-	trust := policy.Trust{Programs: policy.Programs(b.trusted)}
+	trust := policy.Trust{Programs: policy.Programs(b.Trusted)}
 	var rules []policy.Rule
 	add := func(name string, change func(*policy.Trust)) {
-		path := filepath.Join(b.root, "of-"+name)
+		path := filepath.Join(b.Root, "of-"+name)
 		if err := errors.Join(os.WriteFile(path, []byte("kept"), 0o666), os.Chmod(path, 0o666)); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +85,7 @@ func TestTrustOfUsersAndCgroups(t *testing.T) {
 	}
 	add("all", func(*policy.Trust) {})
 	add("root", func(t *policy.Trust) { t.User = "0" })
-	add("stranger", func(t *policy.Trust) { t.User, t.Children = itoa(stranger), true })
+	add("stranger", func(t *policy.Trust) { t.User, t.Children = strconv.Itoa(trial.Stranger), true })
 	add("group", func(t *policy.Trust) { t.Cgroup = groups.path("group") })
 	add("inner", func(t *policy.Trust) { t.User, t.Cgroup = "0", groups.path("group/inner") })
 	b.start(policy.Policy{Rules: rules})
@@ -117,19 +97,19 @@ func TestTrustOfUsersAndCgroups(t *testing.T) {
 		{"start-other-as-stranger", "stranger"}, {"start-other", ""},
 	} {
 		for _, r := range rules {
-			b.expect(!has(c.may, r.Name), b.trusted, c.operation, r.Paths[0], "the file of "+r.Name)
+			b.Expect(!has(c.may, r.Name), b.Trusted, c.operation, r.Paths[0], "the file of "+r.Name)
 		}
 	}
-	b.expect(true, b.other, "write-as-stranger", rules[2].Paths[0], "the file of "+rules[2].Name)
+	b.Expect(true, b.Other, "write-as-stranger", rules[2].Paths[0], "the file of "+rules[2].Name)
 	t.Run("root of a user namespace", func(t *testing.T) {
 		for _, r := range rules {
-			h, err := beginAs(b.trusted, "write-path", r.Paths[0], &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
-				UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: stranger, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
-				Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}}) // root there, stranger here
+			h, err := trial.BeginAs(b.Trusted, "write-path", r.Paths[0], &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+				UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: trial.Stranger, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
+				Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}}) // root there, trial.Stranger here
 			if err != nil {
 				t.Fatal(err)
 			}
-			if said, err := h.attempt(); err != nil || (said == "done") != has("all stranger", r.Name) {
+			if said, err := h.Attempt(); err != nil || (said == "done") != has("all stranger", r.Name) {
 				t.Errorf("the file of %s: %s %v", r.Name, said, err)
 			}
 		}
@@ -137,7 +117,7 @@ func TestTrustOfUsersAndCgroups(t *testing.T) {
 	t.Run("cgroups", func(t *testing.T) { b.testCgroups(t, groups, rules[2:]) })
 }
 
-// has is whether a word is one of a text's.
+// has reports whether a text has a word.
 func has(text, word string) bool { return strings.Contains(" "+text+" ", " "+word+" ") }
 
 func (b *bench) testCgroups(t *testing.T, groups groups, rules []policy.Rule) {
@@ -158,22 +138,22 @@ func (b *bench) testCgroups(t *testing.T, groups groups, rules []policy.Rule) {
 		{[]string{"group-2"}, "", nil}, {[]string{"group", ""}, "", again}, {[]string{"", "group/inner"}, "group inner", nil},
 	} {
 		for _, r := range rules {
-			h, err := begin(b.trusted, "write-path", r.Paths[0])
+			h, err := trial.Begin(b.Trusted, "write-path", r.Paths[0])
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, name := range c.into {
-				groups.move(h.cmd.Process.Pid, name)
+				groups.move(h.Cmd.Process.Pid, name)
 			}
-			e, err := Explain(kernel.DefaultPinRoot, r.Paths[0], h.cmd.Process.Pid)
+			e, err := Explain(kernel.DefaultPinRoot, r.Paths[0], h.Cmd.Process.Pid)
 			if err != nil {
 				t.Fatal(err)
 			}
-			said, err := h.attempt()
+			said, err := h.Attempt()
 			if err != nil || (said == "done") != has(c.may, r.Name) {
 				t.Errorf("in %q, the file of %s: %s %v", c.into, r.Name, said, err)
 			}
-			if (e.of(policy.Write).Verdict == Allowed) != (said == "done") || !strings.Contains(whyOf(e, r.Name), whyNarrowed(said, r)) {
+			if (trial.AnswerOf(e, policy.Write).Verdict == judge.Allowed) != (said == "done") || !strings.Contains(trial.WhyOf(e, r.Name), whyNarrowed(said, r)) {
 				t.Errorf("in %q, the file of %s: %s, and the explanation is %+v", c.into, r.Name, said, e)
 			}
 		}
@@ -189,7 +169,7 @@ func whyNarrowed(said string, r policy.Rule) string {
 	case said == "done":
 		return "the rule names its executable"
 	case r.Name == "stranger":
-		return fmt.Sprintf("the rule trusts its program as user %d, but its real user is 0 and its effective user 0", stranger)
+		return fmt.Sprintf("the rule trusts its program as user %d, but its real user is 0 and its effective user 0", trial.Stranger)
 	}
 	return "the rule trusts its program in cgroup " + r.Trust.Cgroup + ", but it is in /"
 }

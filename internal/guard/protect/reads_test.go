@@ -1,300 +1,65 @@
 package protect
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	"github.com/shunt-lb/shunt/test/uring"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
 
-// errNothingRead is of an attempt that was let pass, and saw nothing of the file.
-var errNothingRead = errors.New("the file's contents did not come")
-
-func seen(data []byte, err error) error {
-	if err == nil && !bytes.HasPrefix(data, []byte("kept\n")) {
-		err = errNothingRead
-	}
-	return err
-}
-
-// readBy is an attempt to read what opens.
-func readBy(open func(*work) (int, error)) func(*work) error {
-	return func(w *work) error {
-		fd, err := open(w)
-		if err != nil {
-			return err
-		}
-		w.fd = fd
-		return w.read()
-	}
-}
-
-// readAt reads by its name a file that is put there, or is seen there, by before.
-func readAt(prepare func(w *work) (string, error)) func(*work) error {
-	return readBy(func(w *work) (int, error) {
-		path, err := prepare(w)
-		if err != nil {
-			return 0, err
-		}
-		return unix.Open(path, unix.O_RDONLY, 0)
-	})
-}
-
-func (w *work) read() error {
-	data := make([]byte, 64)
-	_, err := unix.Read(w.fd, data)
-	return seen(data, err)
-}
-
-// drain reads from a pipe.
-func drain(pipe int) error {
-	data := make([]byte, 64)
-	_, err := unix.Read(pipe, data)
-	return seen(data, err)
-}
-
-// mountElsewhere has the files at out/m, in a mount namespace of this thread's own.
-func mountElsewhere(what, file string) func(*work) (string, error) {
-	return func(w *work) (string, error) {
-		if err := elsewhere(); err != nil {
-			return "", err
-		}
-		return w.out("m/" + file), w.bind(filepath.Join(w.dir, what), w.out("m"))
-	}
-}
-
-// overlay has an overlay file system of the protected folder, and one above it.
-func overlay(w *work) (string, error) {
-	if err := elsewhere(); err != nil {
-		return "", err
-	}
-	above, at := filepath.Join(w.dir, "above"), filepath.Join(w.dir, "overlay")
-	if err := errors.Join(os.Mkdir(above, 0o755), os.Mkdir(at, 0o755)); err != nil {
-		return "", err
-	}
-	return filepath.Join(at, "f"), unix.Mount("overlay", at, "overlay", 0, "lowerdir="+above+":"+w.prot(""))
-}
-
-// memoryOf executes a protected program, and looks at its file in its memory.
-func memoryOf(w *work) error {
-	cmd := exec.Command(w.prot("run"), "wait", "")
-	cmd.Env = []string{"SHUNT_GUARD_OPERATE=1"}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	defer cmd.Wait() //nolint:errcheck // its input ends
-	defer in.Close() //nolint:errcheck // the same
-	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
-		return err
-	}
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
-	if err != nil {
-		return err
-	}
-	var begin uintptr
-	if _, err := fmt.Sscanf(string(maps), "%x-", &begin); err != nil {
-		return err
-	}
-	var magic [4]byte
-	_, err = unix.ProcessVMReadv(cmd.Process.Pid, []unix.Iovec{{Base: &magic[0], Len: 4}}, []unix.RemoteIovec{{Base: begin, Len: 4}}, 0)
-	if err == nil && string(magic[:]) != "\x7fELF" {
-		err = errNothingRead
-	}
-	return err
-}
-
-// copyRun puts a program among the protected files.
-func copyRun(dir string) error {
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "prot", "run"), self, 0o755)
-}
-
-// reads lists the attempts to read, by a rule that denies nothing else: names may be made and moved.
-var reads = []row{
-	{group: "by its name", name: "read", attempt: readAt(func(w *work) (string, error) { return w.prot("f"), nil })},
-	{group: "by its name", name: "read-below", attempt: readAt(func(w *work) (string, error) { return w.prot("sub/h"), nil })},
-	{group: "by its name", name: "read-to-write", attempt: readBy(func(w *work) (int, error) { return unix.Open(w.prot("f"), unix.O_RDWR, 0) })},
-	{group: "by its name", name: "list-folder", attempt: func(w *work) error {
-		_, err := os.ReadDir(w.prot(""))
-		return err
-	}},
-	{group: "by its name", name: "io_uring-open-read", attempt: func(w *work) error { return ringPath(18, w.prot("f"), 0, unix.O_RDONLY) }}, // IORING_OP_OPENAT
-	{group: "by its name", name: "map-to-read", attempt: func(w *work) error {
-		fd, err := unix.Open(w.prot("f"), unix.O_RDONLY, 0)
-		if err != nil {
-			return err
-		}
-		data, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
-		return seen(data, err)
-	}},
-
-	{group: "by another name", name: "read-symbolic-link", attempt: readAt(func(w *work) (string, error) { return w.out("s"), unix.Symlink(w.prot("f"), w.out("s")) })},
-	{group: "by another name", name: "read-hard-link-from-before", attempt: readAt(func(w *work) (string, error) { return w.out("l"), nil })},
-	{group: "by another name", name: "read-new-hard-link", attempt: readAt(func(w *work) (string, error) { return w.out("new"), unix.Link(w.prot("f"), w.out("new")) })},
-	{group: "by another name", name: "read-after-rename", attempt: readAt(func(w *work) (string, error) { return w.out("taken"), unix.Rename(w.prot("f"), w.out("taken")) })},
-	{group: "by another name", name: "read-after-rename-of-folder", attempt: readAt(func(w *work) (string, error) { return w.out("taken/f"), unix.Rename(w.prot(""), w.out("taken")) })},
-	{group: "by another name", name: "read-bind-mount-in-another-namespace", attempt: readAt(mountElsewhere("prot", "f"))},
-	{group: "by another name", name: "read-bind-mount-of-folder-above", attempt: readAt(mountElsewhere("", "prot/f"))},
-	{group: "by another name", name: "read-chroot", attempt: readAt(func(w *work) (string, error) { return "/prot/f", unix.Chroot(w.dir) })},
-	{group: "by another name", name: "read-open_tree-clone", attempt: readBy(func(w *work) (int, error) {
-		tree, err := unix.OpenTree(unix.AT_FDCWD, w.prot(""), unix.OPEN_TREE_CLONE)
-		if err != nil {
-			return 0, err
-		}
-		return unix.Openat(tree, "f", unix.O_RDONLY, 0)
-	})},
-	{group: "by another name", name: "read-open_by_handle_at", attempt: readBy(func(w *work) (int, error) { return w.handleOpen(unix.O_RDONLY) })},
-	{group: "by another name", name: "read-by-root-of-a-process", attempt: readAt(func(w *work) (string, error) { return fmt.Sprintf("/proc/%d/root%s", os.Getppid(), w.prot("f")), nil })},
-	{group: "by another name", name: "read-reopened-by-proc", before: old(unix.O_WRONLY), attempt: readAt(func(w *work) (string, error) { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.fd), nil })},
-	{group: "by another name", name: "read-lower-layer-of-overlay", attempt: readAt(overlay)},
-
-	{group: "by a descriptor from before", name: "old-read", before: old(unix.O_RDONLY), attempt: (*work).read},
-	{group: "by a descriptor from before", name: "old-preadv", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		data := make([]byte, 64)
-		_, err := unix.Preadv(w.fd, [][]byte{data}, 0)
-		return seen(data, err)
-	}},
-	{group: "by a descriptor from before", name: "old-list-folder", before: func(w *work) (err error) {
-		w.fd, err = unix.Open(w.prot(""), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return err
-	}, attempt: func(w *work) error {
-		n, err := unix.Getdents(w.fd, make([]byte, 4096))
-		if err == nil && n == 0 {
-			err = errNothingRead
-		}
-		return err
-	}},
-	{group: "by a descriptor from before", name: "old-splice-from", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		var ends [2]int
-		if err := unix.Pipe(ends[:]); err != nil {
-			return err
-		}
-		if _, err := unix.Splice(w.fd, nil, ends[1], nil, 64, 0); err != nil {
-			return err
-		}
-		return drain(ends[0])
-	}},
-	{group: "by a descriptor from before", name: "old-sendfile-from", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		var ends [2]int
-		if err := unix.Pipe(ends[:]); err != nil {
-			return err
-		}
-		if _, err := unix.Sendfile(ends[1], w.fd, nil, 64); err != nil {
-			return err
-		}
-		return drain(ends[0])
-	}},
-	{group: "by a descriptor from before", name: "old-copy_file_range-from", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		to, err := unix.Open(w.out("copy"), unix.O_RDWR|unix.O_CREAT, 0o600)
-		if err != nil {
-			return err
-		}
-		if _, err := unix.CopyFileRange(w.fd, nil, to, nil, 64, 0); err != nil {
-			return err
-		}
-		data := make([]byte, 64)
-		_, err = unix.Pread(to, data, 0)
-		return seen(data, err)
-	}},
-	{group: "by a descriptor from before", name: "old-io_uring-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		data := make([]byte, 64)
-		err := ringDo(0, 22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
-		return seen(data, err)
-	}},
-	{group: "by a descriptor from before", name: "old-io_uring-poller-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		data := make([]byte, 64)
-		err := ringDo(uring.Polled, 22, int32(w.fd), unsafe.Pointer(&data[0]), uint32(len(data)), 0, 0) // IORING_OP_READ
-		return seen(data, err)
-	}},
-	{group: "by a descriptor from before", name: "old-new-mapping-to-read", before: old(unix.O_RDONLY), attempt: func(w *work) error {
-		data, err := unix.Mmap(w.fd, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
-		return seen(data, err)
-	}},
-	{group: "by a descriptor from before", name: "old-mapping-made-readable", before: func(w *work) error { return w.mapBefore(unix.PROT_NONE) }, attempt: func(w *work) error {
-		err := unix.Mprotect(w.mem, unix.PROT_READ)
-		if err == nil {
-			err = seen(w.mem, nil)
-		}
-		return err
-	}},
-	{group: "by a descriptor from before", name: "old-readable-mapping", before: func(w *work) error { return w.mapBefore(unix.PROT_READ) }, attempt: func(w *work) error { return seen(w.mem, nil) },
-		notCovered: "the kernel calls no hook for a load from memory. At the load of a policy, shunt finds existing mappings, and reports their processes"},
-
-	{group: "by executing it", name: "memory-of-its-process", setup: copyRun, attempt: memoryOf,
-		notCovered: "a process that may execute a file has the file in its memory: deny `exec`, too. The interpreter opens a script, and this open is denied"},
-}
-
-// TestReads tries every way to read three times, as TestMatrix the others. Who may see it sees the contents.
+// TestReads tries every way to read three times, as TestMatrix the others. Programs that may see the
+// contents see them.
 func TestReads(t *testing.T) {
 	b := newBench(t)
-	rule := policy.Rule{Name: "secret", Deny: []string{policy.Read}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
-	var tries []*try
-	for i := range reads {
-		for _, a := range actors {
-			one := b.prepare(&reads[i], a)
+	rule := policy.Rule{Name: "secret", Deny: []string{policy.Read}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}
+	var tries []*trial.Try
+	for i := range trial.Reads {
+		for _, a := range trial.Actors {
+			one := b.Prepare(&trial.Reads[i], a)
 			tries = append(tries, one)
-			if !a.isFree {
-				rule.Paths = append(rule.Paths, filepath.Join(one.dir, "prot"))
+			if !a.IsFree {
+				rule.Paths = append(rule.Paths, filepath.Join(one.Dir, "prot"))
 			}
 		}
 	}
 	g := b.start(policy.Policy{Rules: []policy.Rule{rule}})
 	told := b.listen(g)
-	b.evict()
+	b.Evict()
 	for _, one := range tries {
-		t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) {
-			h := one.helper
+		t.Run(one.Row.Name+"/"+one.Actor.Name, func(t *testing.T) {
+			h := one.Helper
 			if h == nil {
 				var err error
-				if h, err = begin(b.program(one.actor), one.row.name, one.dir); err != nil {
+				if h, err = trial.Begin(b.Program(one.Actor), one.Row.Name, one.Dir); err != nil {
 					t.Fatal(err)
 				}
 			}
 			want := "done"
-			if one.actor.name == "untrusted" && one.row.notCovered == "" {
+			if one.Actor.Name == "untrusted" && one.Row.NotCovered == "" {
 				want = "refused 1 " // EPERM
 			}
-			if said, err := h.attempt(); err != nil || !strings.HasPrefix(said, want) {
+			if said, err := h.Attempt(); err != nil || !strings.HasPrefix(said, want) {
 				t.Errorf("%s, want %s: %v", said, want, err)
 			}
 		})
 	}
 	attempts := told()
-	for i := range reads {
-		dir := filepath.Join(b.root, reads[i].name+".untrusted")
-		is := func(a Attempt) bool {
+	for i := range trial.Reads {
+		dir := filepath.Join(b.Root, trial.Reads[i].Name+".untrusted")
+		is := func(a judge.Attempt) bool {
 			// Linux 6.1 has no path of a file that an overlay opens in its layer: it is "[DEVICE]/f".
-			named := strings.HasPrefix(a.Path, dir) || reads[i].name == "read-lower-layer-of-overlay" && strings.HasSuffix(a.Path, "]/f")
-			return a.Denied && a.Operation == policy.Read && a.Program == b.other && named
+			named := strings.HasPrefix(a.Path, dir) || trial.Reads[i].Name == trial.LowerRow && strings.HasSuffix(a.Path, "]/f")
+			return a.Denied && a.Operation == policy.Read && a.Program == b.Other && named
 		}
-		if reads[i].notCovered == "" && !slices.ContainsFunc(attempts, is) {
-			t.Errorf("%s was denied, and no event says so: %+v", reads[i].name, attempts)
+		if trial.Reads[i].NotCovered == "" && !slices.ContainsFunc(attempts, is) {
+			t.Errorf("%s was denied, and no event says so: %+v", trial.Reads[i].Name, attempts)
 		}
 	}
-	want := []Mapping{{Program: b.other, Path: filepath.Join(b.root, "old-readable-mapping.untrusted/prot/f"), Can: policy.Read}}
+	want := []Mapping{{Program: b.Other, Path: filepath.Join(b.Root, "old-readable-mapping.untrusted/prot/f"), Can: policy.Read}}
 	for i := range g.Mapped {
 		g.Mapped[i].PID = 0
 	}

@@ -1,65 +1,22 @@
 package protect
 
 import (
-	"bufio"
-	"errors"
 	"flag"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// hammers try something again and again until a line comes, and then say how often it worked and was refused.
-var hammers = map[string]func(in *bufio.Reader, path string){
-	"hammer-write": func(in *bufio.Reader, path string) {
-		hammer(in, func() error { return openWrite(path, unix.O_WRONLY) })
-	},
-	"hammer-script": func(in *bufio.Reader, path string) {
-		hammer(in, func() error { return startRun("script", path) })
-	},
-}
-
-// hammerPause leaves the CPUs to the loads: in an emulated machine three hammers without it leave next to nothing.
-const hammerPause = 5 * time.Millisecond
-
-func hammer(in *bufio.Reader, attempt func() error) {
-	fmt.Println("ready")
-	end := make(chan error, 1)
-	go func() {
-		_, err := in.ReadString('\n')
-		end <- err
-	}()
-	done, refused := 0, 0
-	for {
-		switch err := attempt(); {
-		case err == nil:
-			done++
-		case errors.Is(err, unix.EPERM):
-			refused++
-		default:
-			fmt.Println(err)
-			return
-		}
-		select {
-		case <-end:
-			fmt.Printf("%d done, %d refused\n", done, refused)
-			return
-		case <-time.After(hammerPause):
-		}
-	}
-}
-
-// reload switches between two policies that number the same rules in another order, while an untrusted
-// program, a trusted one and what a trusted one starts write all the time.
-func (f *family) reload(t *testing.T, g *Guard, times int) {
+// reload switches between two policies that number the same rules in another order, while an untrusted program, a
+// trusted one and a program that a trusted one starts write all the time.
+func reload(t *testing.T, f *trial.Family, g *Guard, times int) {
 	t.Helper()
-	forth := f.rules()
+	forth := f.Rules()
 	back := slices.Clone(forth)
 	slices.Reverse(back)
 	for _, rules := range [][]policy.Rule{forth, back} { // from here on the rules are the same
@@ -67,9 +24,9 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 			t.Fatal(err)
 		}
 	}
-	var all []*helper
+	var all []*trial.Helper
 	for _, one := range [][2]string{{"test/bin/copy", "hammer-write"}, {"test/bin/app", "hammer-write"}, {"test/bin/app", "hammer-script"}} {
-		h, err := begin(f.path(one[0]), one[1], f.path("test/data"))
+		h, err := trial.Begin(f.Path(one[0]), one[1], f.Path("test/data"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +43,7 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 	}
 	for i, h := range all {
 		var done, refused int
-		said, err := h.attempt()
+		said, err := h.Attempt()
 		if _, scanErr := fmt.Sscanf(said, "%d done, %d refused", &done, &refused); err != nil || scanErr != nil {
 			t.Errorf("%q: %v", said, err)
 		}
@@ -100,13 +57,14 @@ func (f *family) reload(t *testing.T, g *Guard, times int) {
 // reloadsFlag is for `make soak`: an emulated machine takes seconds for each.
 var reloadsFlag = flag.Int("reloads", 0, "how often policies are loaded under load; 0: a thousand times, or thirty with -short")
 
-// TestFamily tries who is trusted, and then loads policies many times: there is no moment without.
+// TestFamily tries which programs are trusted, and then loads policies many times: there is no moment without
+// protection.
 func TestFamily(t *testing.T) {
 	b := newBench(t)
-	f := b.newFamily()
-	g := b.start(policy.Policy{Rules: f.rules()})
+	f := b.NewFamily()
+	g := b.start(policy.Policy{Rules: f.Rules()})
 	told := b.listen(g)
-	t.Run("trust", f.test)
+	t.Run("trust", f.Test)
 	times := *reloadsFlag
 	switch {
 	case times > 0:
@@ -116,7 +74,7 @@ func TestFamily(t *testing.T) {
 		times = 1000
 	}
 	began := time.Now()
-	t.Run("no window", func(t *testing.T) { f.reload(t, g, times) })
+	t.Run("no window", func(t *testing.T) { reload(t, f, g, times) })
 	status, err := Look(kernel.DefaultPinRoot)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +83,7 @@ func TestFamily(t *testing.T) {
 		t.Errorf("%d operations not examined, %d processes without trust", status.Missed, status.Untrusted)
 	}
 	for _, a := range told() {
-		if a.Program == f.path("test/bin/app") && a.Path == f.path("test/data") && a.Time.After(began) {
+		if a.Program == f.Path("test/bin/app") && a.Path == f.Path("test/data") && a.Time.After(began) {
 			t.Logf("a trusted program was refused: %s", a)
 		}
 	}

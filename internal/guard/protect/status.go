@@ -17,7 +17,7 @@ import (
 
 // Status is the state of the protection, whether or not a process listens.
 type Status struct {
-	Policy    uint64              `json:"policy"` // how many policies were loaded so far
+	Policy    uint64              `json:"policy"` // number of policies that were loaded so far
 	Since     time.Time           `json:"since"`  // of protection
 	Loaded    time.Time           `json:"loaded"` // of the policy
 	Rules     []policy.RuleStatus `json:"rules"`
@@ -107,8 +107,8 @@ func ruleOf(rules *ebpf.Map, generation uint64, number uint32) (policy.RuleStatu
 	return policy.RuleStatus{Name: event.Text(r.Name[:]), Text: event.Text(r.Text[:])}, nil
 }
 
-// missedBy returns how often the kernel left a pinned link's program out because it was running on the same CPU already. For
-// programs of security hooks Linux does that only before 6.1.54.
+// missedBy returns the number of times that the kernel left a pinned link's program out because it was running on the
+// same CPU already. For programs of security hooks Linux does that only before 6.1.54.
 func missedBy(path string) (uint64, error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {

@@ -49,7 +49,7 @@ type File struct {
 	Generation uint32 `json:"generation"`
 }
 
-// Process is a process; PID and StartNs identify it for ever.
+// Process is a process; PID and StartNs identify it: no later one has the same values.
 type Process struct {
 	PID        uint32   `json:"pid"`
 	StartNs    uint64   `json:"start_ns"` // CLOCK_BOOTTIME
@@ -90,7 +90,7 @@ type Event struct {
 	Netns     uint32        `json:"netns"`
 	Mntns     uint32        `json:"mntns"`
 
-	Path       string      `json:"path,omitempty"`   // of exec: as it was written; open, memfd, mount; of module: its name
+	Path       string      `json:"path,omitempty"`   // of exec: as given to the call; open, memfd, mount; of module: its name
 	File       *File       `json:"file,omitempty"`   // of open, memfd
 	Write      bool        `json:"write,omitempty"`  // of open
 	Mode       uint32      `json:"mode,omitempty"`   // of open: the file's, with its type

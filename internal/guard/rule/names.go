@@ -23,8 +23,8 @@ func (n *Names) add(m Names) {
 	n.Files, n.Folders, n.Above = append(n.Files, m.Files...), append(n.Folders, m.Folders...), append(n.Above, m.Above...)
 }
 
-// OpenNames returns the names of files for whose opens, to read and to write, any of these rules can hold. An open of another name is of no
-// use to them.
+// OpenNames returns the names of files for whose opens, to read and to write, any of these rules can hold. No rule can
+// hold for an open of another name.
 func OpenNames(rules []Rule) (reads, writes Names) {
 	for _, r := range rules {
 		if !slices.Contains(r.On, Open) {

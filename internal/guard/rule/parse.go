@@ -31,7 +31,7 @@ const (
 )
 
 // token is a piece of an expression. kind is 'n' for a name, 'i' for a number, 's' for a text, 'e' for the end, and
-// 'o' for anything else.
+// 'o' for all others.
 type token struct {
 	kind  byte
 	text  string // of a text: its value

@@ -22,7 +22,7 @@ var Severities = []string{"low", "medium", "high", "critical"}
 // Rule is a condition, and the action when it holds.
 type Rule struct {
 	Name     string
-	Doc      string   // what it finds, in a few words
+	Doc      string   // the events that it finds, in a few words
 	On       []string // types of events
 	If       string
 	Severity string

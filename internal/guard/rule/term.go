@@ -9,7 +9,7 @@ import (
 // Term is one of the conditions that an expression joins by &&.
 type Term struct {
 	Column int    // from 1, in characters
-	Source string // as it is written
+	Source string // as in the rule
 	Field  string // field that it compares with Values, or that is of kind bool; empty: it has another form
 	Values []string
 	Not    bool // it holds for all other values
@@ -53,7 +53,7 @@ func termsOf(source string, tokens []token, end int) (all []Term) {
 	return []Term{t}
 }
 
-// depths returns by how much a token changes the number of open brackets.
+// depths returns the change of the number of open brackets by a token.
 func depths(t token) int {
 	switch {
 	case t.kind != 'o':

@@ -20,7 +20,7 @@ type Forbidden struct {
 	Address   string   `json:"address,omitempty"` // with its port; empty: not known yet
 	Protocol  string   `json:"protocol"`          // of the first attempt
 	Times     int      `json:"times"`
-	Except    []string `json:"except,omitempty"` // what the suggestion adds to the rule's exceptions
+	Except    []string `json:"except,omitempty"` // the addition of the suggestion to the rule's exceptions
 	Not       string   `json:"not,omitempty"`    // why it adds nothing
 
 	denied int
@@ -96,7 +96,8 @@ func (s *reading) except() {
 	}
 }
 
-// exceptions returns the exceptions that make a rule allow an operation at this address; not says why there is none.
+// exceptions returns the exceptions that make a rule allow an operation at this address; not has the reason if there
+// is none.
 func (one *Forbidden) exceptions(r policy.Connection, before []policy.Target) (all []policy.Target, not string) {
 	at, err := netip.ParseAddrPort(one.Address)
 	isOwn := one.Operation != policy.Connect

@@ -85,7 +85,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// A policy has room for so many addresses, and a rule that is told of everywhere is refused.
+// A policy has room for so many addresses, and a rule with attempts at too many addresses is refused.
 func TestTooManyConnections(t *testing.T) {
 	p := policy.Policy{Connections: []policy.Connection{{Name: "out", Deny: []string{policy.Connect}, Mode: policy.Audit}, {Name: "more", Deny: []string{policy.Connect}, Mode: policy.Audit}}}
 	attempts := func(rule string, n int) (all []connect.Attempt) {

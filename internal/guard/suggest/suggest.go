@@ -14,13 +14,13 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/event"
 	"github.com/shunt-lb/shunt/internal/guard/connect"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	"github.com/shunt-lb/shunt/internal/guard/protect"
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
 const (
-	lineMax     = 1 << 18 // bytes of an attempt, or of what was detected
+	lineMax     = 1 << 18 // bytes of an attempt, or of an event of detection
 	programsMax = 1000    // of a rule
 )
 
@@ -43,7 +43,7 @@ type Rule struct {
 	byPath map[string]*Program
 }
 
-// Suggestion is a policy that trusts, and excepts, what has been audited.
+// Suggestion is a policy that trusts and excepts the audited programs and connections.
 type Suggestion struct {
 	Rules       []*Rule       `json:"rules"`       // rules with reports, in the order of the policy
 	Connections []*Connection `json:"connections"` // the same, of rules of connections
@@ -90,7 +90,7 @@ func Read(p policy.Policy, attempts io.Reader) (*Suggestion, error) {
 // line counts an attempt.
 func (s *reading) line(text []byte) error {
 	var line struct {
-		protect.Attempt
+		judge.Attempt
 		Found      json.RawMessage  `json:"found"`      // findings of rules of detection, in between
 		Connection *connect.Attempt `json:"connection"` // an attempt that a rule of connections forbids
 		Switched   json.RawMessage  `json:"switched"`   // switches by hand
@@ -123,7 +123,7 @@ func (s *reading) line(text []byte) error {
 }
 
 // attempt counts an attempt by a rule of files or processes.
-func (s *reading) attempt(name string, a protect.Attempt) error {
+func (s *reading) attempt(name string, a judge.Attempt) error {
 	if isIn(s.denials, name) {
 		return nil
 	}
@@ -143,7 +143,7 @@ func isIn(rules []policy.Rule, name string) bool {
 }
 
 // count adds an attempt.
-func (r *Rule) count(a protect.Attempt) error {
+func (r *Rule) count(a judge.Attempt) error {
 	one := r.byPath[a.Program]
 	if one == nil {
 		if len(r.Programs) == programsMax {
@@ -203,7 +203,7 @@ func (one *Program) obstacle(r policy.Rule) string {
 	return ""
 }
 
-// Print writes for people what was reported, and what the suggestion decides.
+// Print writes the reported attempts and the suggestion's decisions as text.
 func (s *Suggestion) Print(w io.Writer) error {
 	var b strings.Builder
 	for _, r := range s.Rules {

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
-	"github.com/shunt-lb/shunt/internal/guard/protect"
 )
 
-func lines(t *testing.T, attempts ...protect.Attempt) string {
+func lines(t *testing.T, attempts ...judge.Attempt) string {
 	t.Helper()
 	var b strings.Builder
 	for _, a := range attempts {
@@ -39,8 +39,8 @@ func TestRead(t *testing.T) {
 		{Name: "data", Paths: []string{"/data"}, Deny: policy.Operations, Mode: policy.Audit,
 			Trust: policy.Trust{Programs: policy.Programs(known), Children: true, Interpreters: []string{listed}}},
 	}}
-	did := func(program string, isDenied bool, operation string, rules ...string) protect.Attempt {
-		return protect.Attempt{Program: program, Denied: isDenied, Operation: operation, Path: "/data/" + operation, Rules: rules}
+	did := func(program string, isDenied bool, operation string, rules ...string) judge.Attempt {
+		return judge.Attempt{Program: program, Denied: isDenied, Operation: operation, Path: "/data/" + operation, Rules: rules}
 	}
 	s, err := Read(p, strings.NewReader(lines(t,
 		did(rare, false, "write", "data"), did(app, false, "create", "data", "old"), did(app, false, "write", "data"), did(app, true, "write", "data"),
@@ -82,9 +82,9 @@ func TestReadRefuses(t *testing.T) {
 			t.Errorf("%.20q: %v, want %q", text, err, want)
 		}
 	}
-	var many []protect.Attempt
+	var many []judge.Attempt
 	for i := range programsMax + 1 {
-		many = append(many, protect.Attempt{Program: "/p" + strings.Repeat("x", i), Operation: "write", Rules: []string{"data"}})
+		many = append(many, judge.Attempt{Program: "/p" + strings.Repeat("x", i), Operation: "write", Rules: []string{"data"}})
 	}
 	if _, err := Read(p, strings.NewReader(lines(t, many...))); err == nil || !strings.Contains(err.Error(), "Name fewer paths") {
 		t.Errorf("too many programs: %v", err)

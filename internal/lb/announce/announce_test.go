@@ -33,7 +33,7 @@ func newSegment(t *testing.T) lan {
 		n.Sysctl(t, "ipv6/conf/default/accept_dad", "0")
 	}
 	nstest.Veth(t, s.balancer, "lan", s.host, "eth")
-	// In the middle: the tests make lower and higher ones, and the kernel may draw any.
+	// An address in the middle: the tests make lower and higher ones, and the kernel may draw any.
 	if err := s.balancer.Net.LinkSetHardwareAddr(s.balancer.Link(t, "lan"), net.HardwareAddr{0x42, 0, 0, 0, 0, 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func (s lan) announcer(t *testing.T) fixture {
 	return f
 }
 
-// decided waits until it is known who has what, and returns the addresses that are not ours.
+// decided waits until the owner of each address is known, and returns the addresses that are not ours.
 func (f fixture) decided(t *testing.T) []State {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -421,7 +421,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// FuzzConflict: whatever arrives, reading it ends without a panic.
+// FuzzConflict reads any frame, and expects no panic.
 func FuzzConflict(f *testing.F) {
 	for _, vip := range []netip.Addr{vip4, vip6} {
 		frame, err := wire.Announcement(net.HardwareAddr{2, 0, 0, 0, 0, 2}, vip)

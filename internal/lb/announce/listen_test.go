@@ -89,8 +89,8 @@ func TestConflictWithAnotherShunt(t *testing.T) {
 	}
 }
 
-// TestConflictWithAnotherHost: a host that is given the address by hand does not get it, whatever its hardware
-// address; it is asked now and then, since it says nothing by itself.
+// TestConflictWithAnotherHost: a host that is given the address by hand does not get it, with any hardware
+// address; it is asked now and then, since it sends no announcement by itself.
 func TestConflictWithAnotherHost(t *testing.T) {
 	for _, way := range []struct {
 		name  string

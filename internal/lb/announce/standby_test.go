@@ -14,7 +14,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// stands is whether this host announces each of these addresses in the place of another host, and says so; or none, and says nothing.
+// stands reports whether this host announces each of these addresses in the place of another host, with a condition
+// for each; with in false, whether it announces none, without a condition.
 func (f fixture) stands(in bool, addresses ...netip.Addr) bool {
 	return !slices.ContainsFunc(addresses, func(a netip.Addr) bool {
 		now, _ := f.plane.has(a)
@@ -22,8 +23,8 @@ func (f fixture) stands(in bool, addresses ...netip.Addr) bool {
 	})
 }
 
-// TestStandby: a standby says nothing while another host has the addresses, takes them when that one has died, and leaves them to a
-// shunt that is to have them, whatever its hardware address, and not to another standby.
+// TestStandby: a standby says nothing while another host has the addresses, takes them when that host has died, and
+// leaves them to a shunt that is to have them, with any hardware address, and not to another standby.
 func TestStandby(t *testing.T) {
 	s := newSegment(t)
 	s.host.Address(t, "eth", vip4.String()+"/24")
@@ -47,7 +48,7 @@ func TestStandby(t *testing.T) {
 	all := append([]netip.Addr{other}, bothVIPs...)
 	nstest.Eventually(t, "the addresses are announced, because nobody has them", func() bool { return f.stands(true, all...) })
 
-	f.opts.RetryInterval = time.Hour // what is left is not taken again
+	f.opts.RetryInterval = time.Hour // an address that it leaves is not taken again
 	higher := net.HardwareAddr{0xfe, 0xff, 0xff, 0xff, 0xff, 0xfe}
 	say(wire.Probe(higher, vip4)) // of another standby
 	say(wire.Bid(higher, s.balancer.MAC(t, "lan"), other))
@@ -63,8 +64,8 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// TestStandbyIsElected: a standby that is to have the address itself takes or keeps it, and one that is to have it no more leaves it, for the
-// other one to ask. Who is to have an address leaves it to no bid.
+// TestStandbyIsElected: a standby that is to have the address itself from now on takes or keeps it. A host that becomes a standby leaves
+// it, for the other host to ask. A host that is to have an address leaves it to no bid.
 func TestStandbyIsElected(t *testing.T) {
 	s := newSegment(t)
 	f, say := s.announcer(t), s.speaker(t)
@@ -85,7 +86,7 @@ func TestStandbyIsElected(t *testing.T) {
 	if now, _ := f.plane.has(vip4); !now || f.plane.count() != before {
 		t.Errorf("the address is answered for: %v, and was claimed %d times, want %d", now, f.plane.count(), before)
 	}
-	f.Announce(vip6, f.iface) // of which nobody else is heard
+	f.Announce(vip6, f.iface) // no other host claims it
 	f.decided(t)
 	f.opts.RetryInterval = time.Hour
 	f.StandBy(vip6, f.iface)
@@ -94,7 +95,7 @@ func TestStandbyIsElected(t *testing.T) {
 	nstest.Eventually(t, "it is announced again at once", func() bool { return f.Owned(vip6, f.iface) && !f.said(condition.AddressTakenOver, vip6) })
 }
 
-// TestBids: who is to have an address that another host has tells that host alone, and a standby does not.
+// TestBids: a host that is to have an address tells only the host that has it; a standby does not.
 func TestBids(t *testing.T) {
 	s := newSegment(t)
 	s.host.Address(t, "eth", vip4.String()+"/24")

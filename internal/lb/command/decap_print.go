@@ -39,7 +39,7 @@ type vipState struct {
 	Added   bool       `json:"added"` // to lo, by `shunt decap`
 }
 
-// decapPrinter prints what `shunt decap` does.
+// decapPrinter prints the actions of `shunt decap`.
 type decapPrinter struct {
 	decapOptions
 	log   *slog.Logger

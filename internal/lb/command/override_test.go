@@ -37,7 +37,7 @@ func TestOverrideUsage(t *testing.T) {
 	}
 }
 
-// A member of the group for reading may not open the first socket, and need not know that.
+// A member of the group for reading may not open the first socket, and does not have to know this.
 func TestAskReading(t *testing.T) {
 	denied := fmt.Errorf("ask: %w", control.ErrDenied)
 	for _, c := range []struct {

@@ -38,8 +38,8 @@ func asStranger(t *testing.T, arguments ...string) string {
 	return string(text)
 }
 
-// TestWithoutRoot: what only root may do says what of it needs root, and how to call it with all
-// that was typed.
+// TestWithoutRoot: a command for root alone says which part of it needs root, and how to repeat it with all
+// its arguments.
 func TestWithoutRoot(t *testing.T) {
 	const (
 		silent = "shunt: no daemon answers at /nobody/answers (no such file); is `shunt run` running? --socket or SHUNT_SOCKET names another socket"

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// shown is an instance with one of everything.
+// shown is the status of an instance with one of everything.
 func shown() *shuntv1.GetStatusResponse {
 	at := timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local))
 	weight := &shuntv1.Override{Backend: "10.0.0.2:8080", Kind: "weight", Weight: proto.Uint32(0), Since: at, By: "alice", Client: "shunt"}
@@ -77,7 +77,7 @@ func TestStatusOutput(t *testing.T) {
 	}
 }
 
-// many is so many services of so many backends, of which the last is drained.
+// many is a status with many services of many backends each, of which the last is drained.
 func many(services, backends int) *shuntv1.GetStatusResponse {
 	st := shown()
 	st.Services, st.Backends, st.Daemon.Conditions = nil, nil, nil
@@ -101,7 +101,7 @@ func many(services, backends int) *shuntv1.GetStatusResponse {
 	return st
 }
 
-// TestMergedService is one whose frontends are another one's by now.
+// TestMergedService shows a service whose frontends belong to another service by now.
 func TestMergedService(t *testing.T) {
 	var text bytes.Buffer
 	open := uint64(3)
@@ -112,7 +112,7 @@ func TestMergedService(t *testing.T) {
 	}
 }
 
-// TestLongOutput: what is too long for a terminal is cut, says so, and is all there with --all.
+// TestLongOutput: output that is too long for a terminal is cut, says so, and is complete with --all.
 func TestLongOutput(t *testing.T) {
 	text := func(services, backends int, show rows) string {
 		var b bytes.Buffer
@@ -168,7 +168,7 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestBackendsOutOfReach: why each is, or what is told of very many together.
+// TestBackendsOutOfReach: each has its reason, and very many have one line together.
 func TestBackendsOutOfReach(t *testing.T) {
 	var text bytes.Buffer
 	printBackends(&text, shown().Backends, []*shuntv1.Condition{

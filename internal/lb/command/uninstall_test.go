@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/moving"
 )
 
-// The table of a `shunt-kube run --moving` is listed where it is. test/net has it taken away with the rest.
+// The table of a `shunt-kube run --moving` is listed in its namespace. test/net removes it with the rest.
 func TestUninstallFindsMoving(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run the tests with sudo")

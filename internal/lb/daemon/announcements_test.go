@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// criers are announcements whose words are written down.
+// criers is an announcer that records its calls.
 type criers struct {
 	said  []string
 	stuck error // of every withdrawal
@@ -32,8 +32,8 @@ func (c *criers) Withdraw(addr netip.Addr, iface int) error {
 
 func (c *criers) Close(bool) error { return nil }
 
-// TestAnnouncements: VIPs that say so and NAT sources are announced on the interfaces in whose network
-// they are, or on all; what the host has itself is not, nor is anything announced twice.
+// TestAnnouncements: VIPs with `announce: l2` and NAT sources are announced on the interfaces in whose network
+// they are, or on all; addresses of the host itself are not, and no address is announced twice.
 func TestAnnouncements(t *testing.T) {
 	c := &criers{}
 	there := map[string]link{

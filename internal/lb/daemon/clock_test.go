@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/state"
 )
 
-// clocks are a machine's: one that can be set, and one that cannot.
+// clocks are a machine's two clocks: one that can be set, and one that cannot.
 type clocks struct {
 	wall    time.Time
 	elapsed time.Duration

@@ -59,8 +59,8 @@ func TestCuts(t *testing.T) {
 	}
 }
 
-// TestCutsOfSharedBackends: a backend leaves one of the services that have it. Flows of that service go on where another one has got
-// their frontend, and both keep flows as they are.
+// TestCutsOfSharedBackends: a backend leaves one of the services that have it. Flows of that service go on if
+// another service has got their frontend, and both keep flows as they are.
 func TestCutsOfSharedBackends(t *testing.T) {
 	backends := func(addresses ...string) (all []model.Backend) {
 		for _, a := range addresses {

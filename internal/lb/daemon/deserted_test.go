@@ -9,8 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// TestDeserted: a service without a backend that takes new flows is told of, with what becomes of
-// its clients, and the family where it is one of two.
+// TestDeserted: a service without a backend that takes new flows has a condition, with the answer that its clients
+// get, and with the family if that is one of two.
 func TestDeserted(t *testing.T) {
 	at := func(address string, more func(*model.Backend)) model.Backend {
 		b := model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(address)}, Weight: 1}

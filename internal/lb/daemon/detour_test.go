@@ -22,7 +22,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// dials notes the connections that are asked of it, and makes none.
+// dials records the requested connections, and makes none.
 type dials struct {
 	vips    []netip.Addr
 	targets []detour.Target
@@ -89,7 +89,7 @@ func TestCheckTakesTheNextHop(t *testing.T) {
 	})
 }
 
-// TestCheckBesideServer: where this host has the VIP, its kernel would answer for every backend.
+// TestCheckBesideServer: if this host has the VIP, its kernel would answer for every backend.
 func TestCheckBesideServer(t *testing.T) {
 	vip, own, other := netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	have := func(all ...netip.Addr) func() (map[netip.Addr]bool, error) {
@@ -142,8 +142,8 @@ func TestCheckOfTheOwnServer(t *testing.T) {
 	_ = c.Close()
 }
 
-// TestRecordOfTheWay: an instance without a record has nothing to take away, and one whose record cannot be
-// read keeps it, and says which file to delete.
+// TestRecordOfTheWay: an instance without a record has nothing to remove. An instance whose record cannot be read
+// keeps it, and names the file to delete.
 func TestRecordOfTheWay(t *testing.T) {
 	if err := os.MkdirAll(node.RunDirectory, 0o755); err != nil {
 		t.Fatal(err)

@@ -17,8 +17,8 @@ import (
 // draining is a data plane whose flows end as time passes.
 type draining struct {
 	begin   time.Time
-	ends    time.Duration // after which no flow is open
-	packets time.Duration // until when a packet of direct return comes every time
+	ends    time.Duration // no flow is open after this time
+	packets time.Duration // until this time each look finds a new packet of direct return
 	direct  bool
 	broken  error
 	count   uint64
@@ -46,8 +46,8 @@ func (d *draining) Counters() (store.Counters, error) {
 	return store.Counters{Services: map[uint32]store.Traffic{4: {PacketsIn: d.count}}}, nil
 }
 
-// TestDrainEnds: a drain lasts until the last flow of NAT has ended, and until direct return has been silent for long enough. What
-// it cannot count it waits for until its timeout.
+// TestDrainEnds: a drain lasts until the last flow of NAT has ended, and until direct return has been silent for long enough. If
+// it cannot count flows it waits until its timeout.
 func TestDrainEnds(t *testing.T) {
 	const timeout = 10 * time.Minute
 	for _, c := range []struct {
@@ -108,7 +108,7 @@ func TestClosedToNew(t *testing.T) {
 	}
 }
 
-// TestLastWord: the log tells how to end a data plane that stays.
+// TestLastWord: the last log line names the command that ends a data plane that stays.
 func TestLastWord(t *testing.T) {
 	said := unattended("web", 1, time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local))
 	for _, part := range []string{"still forwarding 1 service ", "since 2026-01-02 03:04:05", "shunt detach", "web"} {

@@ -57,7 +57,7 @@ func TestHeldStates(t *testing.T) {
 	}
 }
 
-// Checks that cannot be made here, or come late, are a condition until they have been well for a while.
+// Checks that fail on this machine, or come late, are a condition until they have been well for a while.
 func TestTroubleWithChecks(t *testing.T) {
 	conditions := &condition.Set{}
 	w := newTroubleWatch(conditions)
@@ -85,7 +85,7 @@ func TestTroubleWithChecks(t *testing.T) {
 	look(lateQuiet-time.Second, health.Trouble{})
 }
 
-// TestServedOnceCarriedOut: a backend that takes no new flows is told to take none once the maps say so, and no sooner.
+// TestServedOnceCarriedOut: a backend is reported to take no new flows once the maps say so, and no sooner.
 func TestServedOnceCarriedOut(t *testing.T) {
 	c := newChecks(reconcile.Contents{}, &condition.Set{}, &control.Events{}, directPath{marked: &dials{}}, slog.New(slog.DiscardHandler))
 	defer c.monitor.Close()

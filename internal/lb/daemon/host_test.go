@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestRoutesThatAreFollowed: where the way to a backend is known the kernel is not asked, and it is
-// where it is not, or the interface has gone.
+// TestRoutesThatAreFollowed: the kernel is asked for a route only if the way to the backend is not known, or its
+// interface has gone.
 func TestRoutesThatAreFollowed(t *testing.T) {
 	lo, err := net.InterfaceByName("lo")
 	if err != nil {

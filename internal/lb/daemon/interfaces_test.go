@@ -15,19 +15,19 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// interfaceBench is interfaces with a data plane that attaches where a test lets it.
+// interfaceBench has interfaces with a data plane that attaches only where a test lets it.
 type interfaceBench struct {
 	*testing.T
 	*interfaces
 	done     []string               // since the last did
 	there    map[string]int         // indices of the interfaces that exist
 	programs map[string]int         // index of the interface that each is attached to
-	modes    map[string]kernel.Mode // what they become; else native
+	modes    map[string]kernel.Mode // modes after attaching; native if there is none
 	refused  map[string]error       // by name
-	told     int                    // how often, that hopToHost may say something else
+	told     int                    // number of reports that the result of hopToHost may have changed
 	stuck    map[string]error       // offloads cannot be switched off
 	tags     map[string]bool        // of interfaces that leave tags in the frame
-	warned   map[string]string      // what was asked of their tags
+	warned   map[string]string      // requests about their tags
 }
 
 func newInterfaceBench(t *testing.T, there ...string) *interfaceBench {
@@ -116,7 +116,7 @@ func (b *interfaceBench) release(name string) error {
 	return nil
 }
 
-// did compares what was done since it was last asked.
+// did compares the actions since its last call.
 func (b *interfaceBench) did(want ...string) {
 	b.Helper()
 	if !slices.Equal(b.done, want) {
@@ -138,7 +138,7 @@ func (b *interfaceBench) holds(want ...string) {
 	}
 }
 
-// listed are interfaces as the configuration has them: a name, or "name:mode".
+// listed returns interfaces as the configuration has them: a name, or "name:mode".
 func listed(names ...string) (all []model.Interface) {
 	for _, name := range names {
 		name, mode, said := strings.Cut(name, ":")
@@ -151,8 +151,8 @@ func listed(names ...string) (all []model.Interface) {
 	return all
 }
 
-// TestAttachAll: what is in force stays untouched, another mode is attached anew, and one that
-// refuses leaves what was in force, and nothing else.
+// TestAttachAll: an attachment in force stays untouched, another mode is attached anew, and an interface that
+// refuses leaves the attachments that were in force, and no others.
 func TestAttachAll(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b", "c")
 	must := func(err error) {
@@ -177,7 +177,7 @@ func TestAttachAll(t *testing.T) {
 	}
 	b.did("attach c auto", "detach c", "release c")
 
-	// At a start nothing is in force, and what is attached is a predecessor's.
+	// At a start nothing is in force, and the attachments are a predecessor's.
 	b = newInterfaceBench(t, "a", "b")
 	b.programs["a"], b.refused["b"] = 1, errors.New("out of order")
 	if err := b.attachAll(nil, listed("a", "b")); !errors.Is(err, b.refused["b"]) {
@@ -186,8 +186,8 @@ func TestAttachAll(t *testing.T) {
 	b.did("attach a auto")
 }
 
-// TestAttachedWithoutMerging: in generic mode merging must be off, or nothing stays attached; and
-// that the driver left no other mode is a condition, unless it was asked for.
+// TestAttachedWithoutMerging: in generic mode merging must be off, or nothing stays attached. Generic mode
+// is a condition if the driver left no other mode, unless the configuration asked for it.
 func TestAttachedWithoutMerging(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b")
 	b.modes["a"], b.modes["b"] = kernel.ModeGeneric, kernel.ModeGeneric
@@ -221,8 +221,8 @@ func TestDetachWhatAPredecessorLeft(t *testing.T) {
 	b.did("attach a auto", "detach old", "release old")
 }
 
-// TestVLANsAndTheirParent: each comes after what it needs, whatever the order of the list, and a parent
-// leaves tags in its frames as long as there is a VLAN in native mode.
+// TestVLANsAndTheirParent: in any order of the list, a VLAN comes after its parent, and a parent leaves tags in its
+// frames as long as there is a VLAN in native mode.
 func TestVLANsAndTheirParent(t *testing.T) {
 	b := newInterfaceBench(t, "a", "a.7", "a.8")
 	var inForce []model.Interface
@@ -248,7 +248,7 @@ func TestVLANsAndTheirParent(t *testing.T) {
 	b.did("tags in frames of a: true", "attach a.8 native")
 	b.holds()
 
-	// One that is away while the list changes, and comes back.
+	// A VLAN is away while the list changes, and comes back.
 	delete(b.there, "a.8")
 	b.refresh(inForce)
 	become("a:native", "a.8:native")
@@ -270,7 +270,7 @@ func TestVLANsAndTheirParent(t *testing.T) {
 	b.holds()
 }
 
-// TestVLANWithoutItsParent: what cannot be is refused before anything is changed, or leaves nothing.
+// TestVLANWithoutItsParent: an impossible configuration is refused before anything is changed, or leaves nothing.
 func TestVLANWithoutItsParent(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b", "a.7")
 	for _, list := range [][]string{{"a.7:native"}, {"b", "a.7:native"}, {"a:generic", "a.7:native"}, {"a:tc", "a.7:native"}} {
@@ -307,7 +307,7 @@ func TestVLANWithoutItsParent(t *testing.T) {
 	}
 }
 
-// TestInterfacesComeAndGo: one that is missing is a condition; one that came back is attached to.
+// TestInterfacesComeAndGo: a missing interface is a condition; an interface that came back is attached to.
 func TestInterfacesComeAndGo(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b")
 	inForce := listed("a", "b:native")
@@ -340,7 +340,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	refresh(false)
 }
 
-// TestWayToHost: packets for this host's own backends are best brought in where its answers are met.
+// TestWayToHost: packets for this host's own backends are best brought in by an interface that sees their answers.
 func TestWayToHost(t *testing.T) {
 	b := newInterfaceBench(t, "a", "b", "c", "d")
 	b.modes["c"], b.modes["d"] = kernel.ModeTCX, kernel.ModeClsact

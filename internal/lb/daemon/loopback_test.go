@@ -100,7 +100,7 @@ func TestLoopbackIsPutBack(t *testing.T) {
 	b.requires("after one that found one of them on", "0", "1")
 }
 
-// A value that somebody else sets meanwhile stays.
+// A value that another program sets meanwhile stays.
 func TestLoopbackOfOthersIsLeftAlone(t *testing.T) {
 	b := newLoopbackBed(t)
 	b.Sysctl(t, lo4, "0")
@@ -113,15 +113,15 @@ func TestLoopbackOfOthersIsLeftAlone(t *testing.T) {
 	b.Sysctl(t, lo6, "0")
 	b.begin(first)
 	b.Sysctl(t, lo4, "0")
-	b.begin(second) // needs it, and knows from the first what it was
+	b.begin(second) // needs it, and knows its old value from the first
 	b.requires("after another has begun", "1", "1")
 	b.end(second)
 	b.end(first)
 	b.requires("after the last", "0", "0")
 }
 
-// A killed daemon's setting is put back from wherever it is detached, as long as the namespace can
-// be found.
+// A killed daemon's setting is restored by a detach in any namespace, as long as the daemon's namespace can be
+// found.
 func TestLoopbackIsPutBackFromElsewhere(t *testing.T) {
 	b, another := newLoopbackBed(t), nstest.New(t)
 	name := fmt.Sprintf("shunt-lo-%d", os.Getpid())
@@ -144,8 +144,8 @@ func TestLoopbackIsPutBackFromElsewhere(t *testing.T) {
 	another.Do(t, func() { endLoopback(t, first) })
 }
 
-// The kernel forgets what routers have advertised when an interface begins to forward, be it lo. A
-// host that has its default route from there would be cut off until the next advertisement.
+// The kernel forgets the advertised routes when any interface begins to forward, even lo. A host
+// with an advertised default route would be cut off until the next advertisement.
 func TestLoopbackLeavesAdvertisedRoutes(t *testing.T) {
 	b, router := newLoopbackBed(t), nstest.New(t)
 	nstest.Veth(t, b.Namespace, "host", router, "router")
@@ -215,7 +215,7 @@ func TestRefusedStartLeavesLoopbackAlone(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A layout that only a later version knows. A machine without any pin since it booted may have no bpffs yet.
+	// A layout that only a later version knows. A machine that has pinned nothing since boot may have no bpffs yet.
 	if err := kernel.Mount(kernel.DefaultPinRoot, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,7 @@ func newNamesBench(t *testing.T, vips ...string) namesBench {
 	return b
 }
 
-// declare makes a declaration a source's, as a change does.
+// declare makes a declaration the source's own, as a change does.
 func (b namesBench) declare(d state.Declaration) state.Declaration {
 	b.Helper()
 	with, keep := b.names.expanded(b.Context(), []state.Declaration{d})
@@ -104,7 +104,7 @@ func (b namesBench) follows(when string, want ...string) {
 	}
 }
 
-// TestNamesBecomeBackends: a declaration gets the addresses of its names, and the source's own stays without them.
+// TestNamesBecomeBackends: a declaration gets the addresses of its names, and the source's own copy stays without them.
 func TestNamesBecomeBackends(t *testing.T) {
 	b := newNamesBench(t)
 	declared := state.Declaration{Source: "file", Services: []model.Service{named("web", "192.0.2.1", "a.test", "b.test"), named("plain", "192.0.2.2")}}
@@ -139,7 +139,8 @@ func TestRefusedNamesAreForgotten(t *testing.T) {
 	b.follows("after the refusal", "a.test (A)")
 }
 
-// TestPartOfNames: a part changes the services that it names, a whole declaration all of its source's, and neither those of others.
+// TestPartOfNames: a part changes the services that it names, a whole declaration all services of its source, and
+// neither changes services of other sources.
 func TestPartOfNames(t *testing.T) {
 	b := newNamesBench(t)
 	b.declare(state.Declaration{Source: "file", Services: []model.Service{named("web", "192.0.2.1", "a.test")}})
@@ -158,7 +159,7 @@ func TestPartOfNames(t *testing.T) {
 	}
 }
 
-// TestNamesThatCannotBeUsed: an address that is a VIP is no backend, but a condition, which ends with its cause.
+// TestNamesThatCannotBeUsed: an address that is a VIP becomes no backend, but a condition, which ends with its cause.
 func TestNamesThatCannotBeUsed(t *testing.T) {
 	b := newNamesBench(t, "192.0.2.9")
 	tells := func(when string, want bool) {
@@ -182,7 +183,7 @@ func TestNamesThatCannotBeUsed(t *testing.T) {
 	tells("without the name", false)
 }
 
-// TestChangeWaitsForNamesOnlySoLong: addresses that are not known by then come later.
+// TestChangeWaitsForNamesOnlySoLong: addresses that are unknown after the wait come later.
 func TestChangeWaitsForNamesOnlySoLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newNamesBench(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// offloadBench is one end of a veth pair, here, of which a test says what runs there; the other end is
+// offloadBench has one end of a veth pair, here, with the mode and role that a test chooses; the other end is
 // there.
 type offloadBench struct {
 	*testing.T
@@ -33,7 +33,7 @@ func newOffloadBench(t *testing.T, there func(here *nstest.Namespace) *nstest.Na
 
 func sameHost(here *nstest.Namespace) *nstest.Namespace { return here }
 
-// on is which of some features are on: of merging and of tags, here and there.
+// on returns the features of merging and of tags that are on, here and there.
 func (b *offloadBench) on() (names string) {
 	b.Helper()
 	for _, end := range []struct {
@@ -71,7 +71,7 @@ func (b *offloadBench) do(what func() error) {
 	}
 }
 
-// becomes has the interface fit what runs there, and compares what is on then, and the conditions.
+// becomes fits the interface to a mode and a role, and compares the features that are on then, and the conditions.
 func (b *offloadBench) becomes(mode kernel.Mode, parent bool, on string, conditions ...string) {
 	b.Helper()
 	b.do(func() error { return b.fit("lan", mode, parent) })
@@ -93,8 +93,8 @@ const (
 	rxTags, txTags       = "rx-vlan-hw-parse rx-vlan-stag-hw-parse", "tx-vlan-hw-insert tx-vlan-stag-hw-insert"
 )
 
-// TestOffloadsFitTheMode: what generic mode and what a VLAN's parent cannot have is switched off for as
-// long as there is one, each by itself, and a successor knows of both.
+// TestOffloadsFitTheMode: the offloads that generic mode or a VLAN's parent cannot have are switched off while
+// there is one, each by itself, and a successor knows of both.
 func TestOffloadsFitTheMode(t *testing.T) {
 	b := newOffloadBench(t, sameHost)
 	before := b.on()
@@ -124,7 +124,7 @@ func TestOffloadsFitTheMode(t *testing.T) {
 	}
 }
 
-// TestOtherEndThatHidesTags: where the other end of a veth cannot be reached, the operator is told what
+// TestOtherEndThatHidesTags: if the other end of a veth cannot be reached, the operator is told the command
 // to run.
 func TestOtherEndThatHidesTags(t *testing.T) {
 	b := newOffloadBench(t, func(*nstest.Namespace) *nstest.Namespace { return nstest.New(t) }) // without a name, and no process in it
@@ -178,7 +178,7 @@ func TestHiddenTagsAreNamed(t *testing.T) {
 	says(kernel.ModeTCX, false)
 	b.do(func() error { return b.fit("lan", kernel.ModeNative, true) })
 	b.conditions.Clear(condition.TagOffloadSwitchedOff, "lan")
-	says(kernel.ModeNative, false) // somebody has switched it off
+	says(kernel.ModeNative, false) // another program has switched it off
 	b.do(func() error { return b.release("lan") })
 	says(kernel.ModeNative, false, all...)
 	b.do(func() error { return b.release("lan") })

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// newPodBench is an interfaceBench of a node, without pods until podsAre names their interfaces.
+// newPodBench returns an interfaceBench of a node, without pods until podsAre names their interfaces.
 func newPodBench(t *testing.T, there ...string) *interfaceBench {
 	b := newInterfaceBench(t, there...)
 	b.podsAre()
@@ -26,7 +26,7 @@ func newPodBench(t *testing.T, there ...string) *interfaceBench {
 	return b
 }
 
-// podsAre has these be the interfaces of pods; each keeps the index that it has.
+// podsAre makes these the interfaces of pods; each keeps its index.
 func (b *interfaceBench) podsAre(names ...string) {
 	b.listPods = func() (all []podInterface, err error) {
 		for _, name := range names {
@@ -36,8 +36,8 @@ func (b *interfaceBench) podsAre(names ...string) {
 	}
 }
 
-// TestPodsComeAndGo: a pattern attaches to what comes, once, and takes away what goes, and touches nothing else; one that was made anew
-// under its name is attached to anew.
+// TestPodsComeAndGo: a pattern attaches to each interface that comes, once, removes the traces of each that goes, and
+// touches no other. An interface that was made anew under its name is attached to anew.
 func TestPodsComeAndGo(t *testing.T) {
 	b := newPodBench(t, "eth0", "veth1", "veth2", "docker0")
 	list := listed("eth0", "veth*:tc")
@@ -88,14 +88,14 @@ func TestPodsComeAndGo(t *testing.T) {
 	b.did("detach veth2", "release veth2", "expect pods: false")
 }
 
-// TestManyPodsAtOnce: they are attached to a few at a time, so that the heartbeat goes on, and all of them in the end; one that refuses does
-// not keep others waiting.
+// TestManyPodsAtOnce: the daemon attaches to a few at a time, so that the heartbeat goes on, and to all in the end. An
+// interface that refuses does not keep others waiting.
 func TestManyPodsAtOnce(t *testing.T) {
 	b := newPodBench(t, "veth1", "veth2", "veth3")
 	b.podsAre("veth1", "veth2", "veth3")
 	b.refused["veth1"] = errors.New("no place is left")
 	list := listed("veth*:tc")
-	const over = -time.Nanosecond // however short it has taken
+	const over = -time.Nanosecond // the time is up at once
 	for _, want := range [][]string{nil, {"attach veth2 of a pod"}, {"attach veth3 of a pod"}} {
 		b.followPods(list, over)
 		b.did(want...)
@@ -108,7 +108,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 }
 
 // TestPodsThatRefuse: an interface of a pod that refuses is a condition, tried again, and no reason to refuse a configuration; one
-// that has gone meanwhile is neither. What a predecessor has at one that refuses stays.
+// that has gone meanwhile is neither. A predecessor's programs at an interface that refuses stay.
 func TestPodsThatRefuse(t *testing.T) {
 	b := newPodBench(t, "eth0", "veth1")
 	list := listed("eth0", "veth*:tc")
@@ -151,7 +151,8 @@ func TestPodsThatRefuse(t *testing.T) {
 	}
 }
 
-// TestWayToHostBesidePods: while pods are expected, the answers of servers of the host are met at XDP's interfaces, too, and these stay.
+// TestWayToHostBesidePods: while pods are expected, interfaces at XDP also see the answers of the host's servers, and
+// remain the way to them.
 func TestWayToHostBesidePods(t *testing.T) {
 	b := newPodBench(t, "eth0", "a1", "br0")
 	b.modes["a1"], b.modes["br0"] = kernel.ModeTCX, kernel.ModeTCX
@@ -171,7 +172,7 @@ func TestWayToHostBesidePods(t *testing.T) {
 	way(2, "eth0:generic", "a*:tc")
 }
 
-// TestPodNotices: addresses are noted by interface, and lost notices as all of them; each wakes.
+// TestPodNotices: changed addresses are noted by interface, and lost notices as all interfaces; each wakes.
 func TestPodNotices(t *testing.T) {
 	n := newPodNotices()
 	woken := func() bool {
@@ -199,8 +200,8 @@ func TestPodNotices(t *testing.T) {
 	}
 }
 
-// TestPodsAreHeardOf: a veth into another namespace is found, and its coming, its going and its addresses are told; a port of a bridge is
-// no pod's interface, nor is a veth whose other end is here.
+// TestPodsAreHeardOf: a veth into another namespace is found, and its coming, its going and its addresses cause
+// notices. A port of a bridge is no pod's interface, nor is a veth whose other end is here.
 func TestPodsAreHeardOf(t *testing.T) {
 	node, pods := nstest.New(t), nstest.New(t)
 	n := newPodNotices()

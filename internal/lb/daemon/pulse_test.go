@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/health"
 )
 
-// broken is a data plane of which all fails, or nothing.
+// broken is a data plane whose calls all fail, or none.
 type broken struct {
 	err    error
 	counts map[string]kernel.Count

@@ -19,9 +19,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// fieldChanges are a change of each field of the configuration, keyed as the schema has it: what
-// is written before, what after, and words that the reload has to say about it. What is written
-// goes where the field is: at the top, into the interface, the service, its health or the backend.
+// fieldChanges has a change of each field of the configuration, keyed as the schema has it: the text
+// before, the text after, and words that the reload has to print about it. The text goes to the field's
+// place: the top, the interface, the service, its health or the backend.
 var fieldChanges = map[string][3]string{
 	"interfaces":    {"", "", "+ interface eth1: attach auto"}, // see oneFile
 	"services":      {"", "", "+ service mail: 1 frontend, 1 backend"},
@@ -146,8 +146,8 @@ var fieldChanges = map[string][3]string{
 	"encapsulation.gue_port": {"", "encapsulation: {gue_port: 6081}", "~ encapsulation.gue_port: 6080 -> 6081"},
 }
 
-// TestReloadShowsEveryField changes each field of the schema, and requires a line that says so,
-// or that the daemon has to be restarted for it.
+// TestReloadShowsEveryField changes each field of the schema, and requires a line about the change,
+// or one that the daemon has to be restarted for it.
 func TestReloadShowsEveryField(t *testing.T) {
 	fields := schemaFields(t)
 	for _, field := range slices.Sorted(maps.Keys(fieldChanges)) {
@@ -180,12 +180,12 @@ func TestReloadShowsEveryField(t *testing.T) {
 	}
 }
 
-// schemaFields are the fields that may be written, as in "service.name", those of a whole file
+// schemaFields returns the fields that may be written, as in "service.name"; fields of a whole file are
 // without a dot.
 func schemaFields(t *testing.T) map[string]bool {
 	type mapping struct {
 		Properties map[string]struct {
-			Not bool `json:"not"` // it is known by name, and refused
+			Not bool `json:"not"` // the name is known, and refused
 		} `json:"properties"`
 	}
 	var schema struct {
@@ -213,11 +213,11 @@ func schemaFields(t *testing.T) map[string]bool {
 	return fields
 }
 
-// oneFile is the configuration of a file with one field written as said. Of a list there is one
-// item more after its change.
+// oneFile returns the configuration of a file with this text for one field. A list has one item more
+// after its change.
 func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	within, _, inside := strings.Cut(field, ".")
-	// with is a mapping's keys, and what is written if that is where it goes.
+	// with returns a mapping's keys, and the text if the field is in that mapping.
 	with := func(mapping, keys string) string {
 		if within != mapping || !inside || written == "" {
 			return keys
@@ -265,7 +265,7 @@ func oneFile(t *testing.T, field, written string, changed bool) model.Config {
 	return loaded
 }
 
-// poolFile is a file whose service has its backends from a pool.
+// poolFile returns a file whose service has its backends from a pool.
 func poolFile(field string, changed bool) string {
 	pool, health, backends := "one", "", "{address: 10.0.0.2}"
 	if changed {
@@ -282,7 +282,7 @@ func poolFile(field string, changed bool) string {
 		pool, health, backends, pool)
 }
 
-// differenceOf is the difference for the data plane.
+// differenceOf returns the difference for the data plane.
 func differenceOf(t *testing.T, before, after model.Config) reconcile.Difference {
 	limits := before.Limits
 	limits.Slots = min(limits.Slots, 100_000) // the fake has them all in memory

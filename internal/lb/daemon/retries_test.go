@@ -7,8 +7,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/condition"
 )
 
-// TestRetries: what fails is a condition until it has succeeded, and is tried again; however often
-// that is wanted, it is once.
+// TestRetries: a change that fails is a condition until it has succeeded, and is tried again; several requests
+// cause one try.
 func TestRetries(t *testing.T) {
 	conditions := &condition.Set{}
 	r := newRetries("shunt.yaml", conditions)

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// holds expects these conditions of a subject, in words that say enough.
+// holds expects these conditions of a subject, each with text, remedy and severity.
 func holds(t *testing.T, conditions *condition.Set, subject string, want []string) {
 	t.Helper()
 	var have []string
@@ -53,7 +53,7 @@ func TestShortages(t *testing.T) {
 	look(time.Second, condition.FramesRefused, condition.PortsShort, condition.RememberedFull)
 }
 
-// Every shortage has to be a reason: a word that no program counts would never be seen.
+// Every shortage has to be a reason: a word that no program counts would never be reported.
 func TestShortagesAreReasons(t *testing.T) {
 	var names []string
 	for _, r := range kernel.Reasons() {

@@ -6,14 +6,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// ignoring is maps that take all.
+// ignoring are maps that accept all writes, and store none.
 type ignoring struct{ reconcile.Maps }
 
 func (ignoring) PutBackend(reconcile.BackendRecord) error { return nil }
 func (ignoring) DeleteBackend(reconcile.BackendRef) error { return nil }
 func (ignoring) EndStrays([]reconcile.Member) error       { return nil }
 
-// A backend that goes, is down, or leaves a service, has its sockets closed; one that comes or drains has not.
+// TestLeavingTells: a backend that goes, is down, or leaves a service is reported; one that comes or drains is not.
 func TestLeavingTells(t *testing.T) {
 	told := 0
 	maps := leaving{ignoring{}, func() { told++ }, func([]reconcile.Member, func() error) error { told++; return nil }}

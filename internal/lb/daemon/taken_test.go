@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
 )
 
-// TestTakenPorts: what is listed is reserved. A list that fails leaves what was reserved, and a table without room keeps nothing from going on: both are
-// said once. Where nobody lists, nothing is reserved, also of a process before.
+// TestTakenPorts: listed ports are reserved. A list that fails leaves the earlier ports reserved, and a table without room stops nothing: both are
+// logged once. Without a list no port is reserved, and ports that an earlier process reserved are given back.
 func TestTakenPorts(t *testing.T) {
 	var out bytes.Buffer
 	var reserved [][]store.SourcePort

@@ -8,8 +8,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/control"
 )
 
-// TestTurns: a change begins when the one before has ended; when the daemon stops, the change under way ends, and those
-// that wait are refused, also where nobody waits for them to begin.
+// TestTurns: a change begins when the one before has ended. When the daemon stops, the change under way ends, and
+// waiting changes are refused, even if no caller waits for them to begin.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns, woken := newTurns(), make(chan struct{}, 1)

@@ -32,7 +32,7 @@ var (
 	quiet           = bed.Quiet
 )
 
-// testOptions is an instance of the test's own, gone after it.
+// testOptions returns the options of an instance of the test's own, which is removed after it.
 func testOptions(t *testing.T) store.Options {
 	t.Helper()
 	return store.Options{Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
@@ -58,7 +58,7 @@ func TestReadOnlyWithoutDataPlane(t *testing.T) {
 	}
 }
 
-// TestOpenLeavesNothingWhereAProgramIsRefused: the next start may have other limits.
+// TestOpenLeavesNothingWhereAProgramIsRefused: a failed start leaves no maps, so the next one may have other limits.
 func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
 	opts := testOptions(t)
 	version := *abi.Built()
@@ -84,7 +84,7 @@ func TestOpenLeavesNothingWhereAProgramIsRefused(t *testing.T) {
 	mustOpen(t, opts)
 }
 
-// widened is a next version whose maps have longer values, all zero at the end.
+// widened returns a next version whose maps have longer values, all zero at the end.
 func widened(names ...string) *abi.Version {
 	v := *abi.Built()
 	v.ABI++
@@ -119,8 +119,8 @@ func pinnedMap(t *testing.T, opts store.Options, number uint32, name string) *eb
 	return m
 }
 
-// TestCarryMaps: what the daemon writes is copied, what programs count is copied and counts on,
-// and all the rest is the same map.
+// TestCarryMaps: maps that the daemon writes are copied, counters of programs are copied and count on,
+// and all others are the same maps.
 func TestCarryMaps(t *testing.T) {
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
@@ -191,7 +191,7 @@ func TestCarryMaps(t *testing.T) {
 	}
 }
 
-// TestStepsThatAreRefused: what cannot be carried while packets come is refused before anything
+// TestStepsThatAreRefused: a step that cannot be made while packets come is refused before anything
 // is changed.
 func TestStepsThatAreRefused(t *testing.T) {
 	opts := testOptions(t)

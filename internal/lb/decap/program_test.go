@@ -19,7 +19,7 @@ import (
 
 var testCount atomic.Int64
 
-// inSpace moves the test into a network namespace of its own with two interfaces, shunt-a, which has
+// inSpace moves the test into a network namespace of its own with two interfaces: shunt-a, which has
 // 192.0.2.1/24, and shunt-b.
 func inSpace(t *testing.T) {
 	t.Helper()
@@ -110,7 +110,7 @@ func TestNames(t *testing.T) {
 }
 
 // A process that ends without detaching leaves the program; the next one replaces it in its
-// link, or attaches anew where the mode is another.
+// link, or attaches anew if the mode is another.
 func TestTakesOver(t *testing.T) {
 	inSpace(t)
 	opts := testOptions(t, model.AttachAuto)

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { storytest.Main(m, command.Alone) }
 
 var namespace = regexp.MustCompile(`shunt-([a-z0-9]+)-lb`)
 
-// idOf is the demo's id, which its story mentions.
+// idOf returns the demo's id, which its story mentions.
 func idOf(t *testing.T, story *storytest.Transcript) string {
 	t.Helper()
 	m := namespace.FindStringSubmatch(story.String())
@@ -83,7 +83,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// checkFigures looks at the facts behind the claims.
+// checkFigures checks the facts behind the claims.
 func checkFigures(t *testing.T, f *demo.Facts) {
 	t.Helper()
 	if !strings.Contains(f.Topology, "198.51.100.7") || !strings.Contains(f.Config, "weight: 3") {
@@ -132,7 +132,7 @@ func checkFigures(t *testing.T, f *demo.Facts) {
 	}
 }
 
-// A claim that is not true must be seen: one backend dies while its answers are counted.
+// A claim that is not true must be noticed: one backend dies while its answers are counted.
 func TestUntrueClaimsAreTold(t *testing.T) {
 	storytest.NeedsRoot(t)
 	cmd := storytest.Command(t, "demo", "-o", "json")
@@ -169,7 +169,7 @@ func TestInterrupted(t *testing.T) {
 			if at == "── shunt run" {
 				patterns = append(patterns, "--instance")
 			}
-			story := storytest.Interrupt(t, storytest.Command(t, "demo", "--keep"), patterns...) // what is interrupted is not kept
+			story := storytest.Interrupt(t, storytest.Command(t, "demo", "--keep"), patterns...) // an interrupted demo is not kept
 			nothingLeft(t, idOf(t, story))
 		})
 	}
@@ -193,7 +193,7 @@ func TestCleanOfRecords(t *testing.T) {
 		"/var/lib/shunt": {"overrides.json", "overrides.json.damaged"},
 	} {
 		if os.Mkdir(directory, 0o755) == nil {
-			t.Cleanup(func() { _ = os.Remove(directory) }) // unless somebody else has begun to use it
+			t.Cleanup(func() { _ = os.Remove(directory) }) // unless another program has begun to use it
 		}
 		for _, ending := range endings {
 			paths = append(paths, fmt.Sprintf("%s/demo-%s.%s", directory, id, ending))
@@ -259,7 +259,7 @@ func TestKeepAndClean(t *testing.T) {
 }
 
 func TestNotRoot(t *testing.T) {
-	storytest.NeedsRoot(t) // to become somebody else, who must be able to run it
+	storytest.NeedsRoot(t) // to become another user, who must be able to run the binary
 	if err := os.Chmod(filepath.Dir(storytest.Binary(t)), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -121,7 +121,7 @@ type Reload struct {
 // Kill describes the flows after the daemon was killed and started again.
 type Kill struct {
 	SecondsDead    float64 `json:"seconds_dead"`
-	Status         string  `json:"status"` // what `shunt status` said meanwhile
+	Status         string  `json:"status"` // the output of `shunt status` meanwhile
 	Flows          int     `json:"flows"`
 	Requests       int     `json:"requests"`
 	Failed         int     `json:"requests_failed"`

@@ -32,7 +32,7 @@ func TestDistance(t *testing.T) {
 		{shares(267, 267, 266), false}, // no weights at all
 		{shares(400, 400, 0), false},   // one backend gets nothing
 		{shares(334, 266, 200), false}, // weights 2.5:2:1.5
-		{[]Share{{}, {}, {}}, false},   // nobody answered
+		{[]Share{{}, {}, {}}, false},   // no backend answered
 	} {
 		chiSquare, chance := distance(c.shares)
 		if right := chance >= chanceMin; right != c.right {

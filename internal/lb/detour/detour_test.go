@@ -45,7 +45,7 @@ func newBed(t *testing.T) bed {
 	return bed{n}
 }
 
-// seen are the devices and the rules beside the usual ones.
+// seen returns the devices and the rules in addition to the usual ones.
 func (b bed) seen(t *testing.T) (devices, rules []string) {
 	t.Helper()
 	links, err := b.Net.LinkList()
@@ -81,7 +81,7 @@ func (b bed) seen(t *testing.T) (devices, rules []string) {
 	return devices, rules
 }
 
-// dial asks a VIP at the server, and requires an error with this text that says nothing about the server.
+// dial connects to a VIP at the server, and requires an error with this text that says nothing about the server.
 func (b bed) dial(t *testing.T, w *Detour, vip netip.Addr, want string) {
 	t.Helper()
 	b.Do(t, func() {
@@ -106,8 +106,8 @@ func (b bed) remove(t *testing.T, instance string, number uint8) {
 	})
 }
 
-// TestInstancesHaveWaysOfTheirOwn: each finds a free number, leaves devices of others alone, and takes away
-// what is its own.
+// TestInstancesHaveWaysOfTheirOwn: each finds a free number, leaves devices of others alone, and removes its
+// own device and rules.
 func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 	b := newBed(t)
 	if err := b.Net.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Device(1)}}); err != nil {
@@ -129,12 +129,12 @@ func TestInstancesHaveWaysOfTheirOwn(t *testing.T) {
 	if want := []string{Device(1), Device(2), peer(2), Device(3), peer(3)}; !slices.Equal(both, want) {
 		t.Errorf("there are %v, want %v", both, want)
 	}
-	b.dial(t, ways["red"], vip4, astray) // makes again what is there
+	b.dial(t, ways["red"], vip4, astray) // makes the present device and rules again
 	if _, now := b.seen(t); !slices.Equal(now, rules) || len(rules) != 2*2*3 {
 		t.Errorf("the rules and routes were %v, and are %v", rules, now)
 	}
 
-	// The one that was killed finds its device without its record, and takes it over.
+	// A killed instance's successor finds the device without the record, and takes it over.
 	again := New(Options{Instance: "red", Mark: markOf, Note: noteIn(numbers["red"], nil), Load: func() (Program, error) { return blind{}, nil }})
 	b.dial(t, again, vip4, astray)
 	b.dial(t, again, vip6, astray)
@@ -205,7 +205,7 @@ func TestWayThatCannotBeMade(t *testing.T) {
 	}
 }
 
-// TestDialTooLate: a check whose time was spent on waiting for the way says nothing about the backend.
+// TestDialTooLate: a check that has spent its time on waiting for the way says nothing about the backend.
 func TestDialTooLate(t *testing.T) {
 	b := newBed(t)
 	var number uint8
@@ -222,8 +222,8 @@ func TestDialTooLate(t *testing.T) {
 	b.remove(t, "red", number)
 }
 
-// TestSource: the address of a check is the routing table's for the VIP, or else of the backend; a host that
-// has the VIP cannot ask others for it.
+// TestSource: the source address of a check is the routing table's for the VIP, or else for the backend; a host
+// that has the VIP cannot check it at others.
 func TestSource(t *testing.T) {
 	b := newBed(t)
 	b.Address(t, "eth0", "10.9.0.1/24")

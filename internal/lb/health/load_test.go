@@ -15,8 +15,8 @@ import (
 )
 
 // TestFiveThousandChecks checks 5,000 backends every 2 s, over loopback: each has an address of
-// its own in 127.0.0.0/8, and one server accepts for all. It reports how late probes start, and
-// fails only for what does not depend on the machine: SHUNT_SOAK=1 makes it a measurement of a
+// its own in 127.0.0.0/8, and one server accepts for all. It reports the delay of probes, and
+// fails only for results that do not depend on the machine: SHUNT_SOAK=1 makes it a measurement of a
 // minute.
 func TestFiveThousandChecks(t *testing.T) {
 	const count = 5000
@@ -72,8 +72,8 @@ func TestFiveThousandChecks(t *testing.T) {
 	cpu := func(r syscall.Rusage) time.Duration { return time.Duration(r.Utime.Nano() + r.Stime.Nano()) }
 	t.Logf("%d probes in %s, %d accepted: at most %s late, %d later than %s; client and server took %.2f CPUs",
 		late.Probes, duration, accepted.Load(), late.Max.Round(time.Millisecond), late.Late, lateFrom, float64(cpu(after)-cpu(before))/float64(duration))
-	// Before Close, which breaks connections off as they are being made. So does a timeout, where
-	// the machine is slow; then the kernel ends them in its own way.
+	// Before Close, which breaks off connections that are being made. So does a timeout on a slow
+	// machine; then the kernel ends them in its own way.
 	if left := timeWait(t, port); left > int(accepted.Load())/100 {
 		t.Errorf("%d connections of %d are left in TIME_WAIT", left, accepted.Load())
 	}

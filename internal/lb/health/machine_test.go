@@ -15,7 +15,7 @@ const (
 	failed            = "tcp connect: connection refused"
 )
 
-// spared and alone are whether the service has others.
+// spared and alone report whether the service has other backends.
 func spared() bool { return true }
 func alone() bool  { return false }
 
@@ -139,7 +139,7 @@ func TestFlapLimitHoldsOnlyWithOthers(t *testing.T) {
 	}
 }
 
-// TestMachineProperties checks what holds for every history.
+// TestMachineProperties checks the properties that hold for every history.
 func TestMachineProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rise, fall := rapid.Uint32Range(1, 5).Draw(t, "rise"), rapid.Uint32Range(1, 5).Draw(t, "fall")

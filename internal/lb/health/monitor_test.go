@@ -21,16 +21,16 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// fleet is backends that answer as a test says, and notes when they are asked.
+// fleet has backends that answer as a test says, and notes the times of their checks.
 type fleet struct {
 	mu     sync.Mutex
-	causes map[string]error // by backend; one that is not here is well
+	causes map[string]error // by backend; a backend without one is well
 	asked  map[string][]time.Time
 	takes  time.Duration // to answer
 	log    []Transition
 }
 
-// nobodyLost is for tests in which every backend is.
+// nobodyLost is for tests in which every backend is reachable.
 func nobodyLost(bool, netip.Addr) bool { return false }
 
 func newFleet(t *testing.T) (*fleet, *Monitor) {
@@ -72,14 +72,14 @@ func (f *fleet) set(who string, err error) {
 	f.causes[who] = err
 }
 
-// when is when each backend was asked.
+// when returns the times of each backend's checks.
 func (f *fleet) when() map[string][]time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.asked)
 }
 
-// transitions are those so far.
+// transitions returns the transitions so far.
 func (f *fleet) transitions() []Transition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +97,7 @@ var (
 	listed  = map[*Monitor]map[string]*model.Service{}
 )
 
-// list is services as the desired state has them: one that says what it has said before is the same pointer.
+// list returns services as the desired state has them: an unchanged service is the same pointer as before.
 func list(m *Monitor, services ...model.Service) []*model.Service {
 	listing.Lock()
 	defer listing.Unlock()
@@ -115,10 +115,11 @@ func list(m *Monitor, services ...model.Service) []*model.Service {
 	return all
 }
 
-// states is the answer of Serve, a sign for each backend: S serves, D is down, - is idle, and the percentage of a ramp.
+// states returns the answer of Serve, a sign for each backend: S serves, D is down, - is idle, and the percentage of a
+// ramp.
 func states(m *Monitor, services ...model.Service) string {
 	kept, all := m.Serve(list(m, services...), false, nobodyLost), m.Serve(list(m, services...), true, nobodyLost)
-	for i, s := range all { // in a bubble no result comes in between
+	for i, s := range all { // in a bubble no result comes between the two calls
 		if !s.Equal(kept[i]) {
 			panic(fmt.Sprintf("what Serve keeps is %+v, and worked out anew it is %+v", kept[i], s))
 		}
@@ -191,7 +192,7 @@ func TestMonitor(t *testing.T) {
 	})
 }
 
-// TestAwait: a wait ends when each backend of which nothing was known has a result, good or bad.
+// TestAwait: a wait ends when each backend with an unknown state has a result, good or bad.
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -298,7 +299,7 @@ func TestUpdateKeepsWhatIsKnown(t *testing.T) {
 	})
 }
 
-// TestHeldStates is a start that finds a data plane: what it does holds until a result.
+// TestHeldStates is a start that finds a data plane: its states hold until a result.
 func TestHeldStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -367,7 +368,7 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// TestFlappingIsSaidOnce counts what a backend does to the tables that is well and ill in turns.
+// TestFlappingIsSaidOnce counts the changes of the tables by a backend that is well and ill in turns.
 func TestFlappingIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -410,7 +411,7 @@ func TestFlappingIsSaidOnce(t *testing.T) {
 	})
 }
 
-// TestFaultsOfThisMachine: what this machine cannot ask, it knows nothing about.
+// TestFaultsOfThisMachine: a check that fails on this machine says nothing about its backend.
 func TestFaultsOfThisMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -495,7 +496,7 @@ func TestSpread(t *testing.T) {
 }
 
 // TestRandomChanges has services, backends and their health change at random, and expects that
-// every backend is in the end what it answers, and that nobody is asked who is not wanted.
+// every backend's state in the end is its answer, and that no backend is checked that no service has.
 func TestRandomChanges(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -552,7 +553,7 @@ func TestRandomChanges(t *testing.T) {
 	})
 }
 
-// TestProbed: the most particular address and port count; with direct return that is the VIP.
+// TestProbed: the most specific address and port count; with direct return that is the VIP.
 func TestProbed(t *testing.T) {
 	web := model.Service{Frontends: []model.Frontend{{Ports: value.PortRange{First: 80, Last: 80}}}}
 	wide := model.Service{Frontends: []model.Frontend{{Ports: value.PortRange{First: 80, Last: 90}}}}
@@ -593,8 +594,8 @@ func TestProbed(t *testing.T) {
 	}
 }
 
-// TestPool: a backend of a pool is asked once for all its services, and once for each port that it is asked
-// at; a service that comes to a pool, or goes from one, keeps what is known.
+// TestPool: a backend of a pool is checked once for all its services, and once for each port that is checked.
+// A service that joins a pool, or leaves one, keeps the known states.
 func TestPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, m := newFleet(t)
@@ -644,7 +645,7 @@ func TestPool(t *testing.T) {
 	})
 }
 
-// TestPoolHeld: at a start, what any service of a pool did holds for all.
+// TestPoolHeld: at a start, the state that any service of a pool held holds for all.
 func TestPoolHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, m := newFleet(t)

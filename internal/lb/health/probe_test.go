@@ -27,7 +27,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// ask probes once, with a timeout of a second unless the target has another.
+// ask probes once, with a timeout of a second unless the check has another.
 func ask(t *testing.T, at string, h model.Health) error {
 	t.Helper()
 	if h.Timeout == 0 {
@@ -40,7 +40,7 @@ func ask(t *testing.T, at string, h model.Health) error {
 	return newProber(reach{target: to}).probe(ctx)
 }
 
-// strayError is the error of a way that a probe has not taken.
+// strayError is the error of a probe that has not taken its way.
 type strayError struct{}
 
 func (strayError) Error() string { return "astray" }
@@ -74,7 +74,7 @@ func TestDirectProbes(t *testing.T) {
 	})
 }
 
-// says expects a probe's cause, or none; want is a part of it.
+// says expects a probe's cause, with want as a part, or none.
 func says(t *testing.T, what string, err error, want string) {
 	t.Helper()
 	switch {
@@ -85,7 +85,7 @@ func says(t *testing.T, what string, err error, want string) {
 	}
 }
 
-// nobody is an address where nothing listens.
+// nobody returns an address where nothing listens.
 func nobody(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -95,8 +95,8 @@ func nobody(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// silent is a TCP server that says nothing and never closes; got receives what a connection
-// ends with.
+// silent starts a TCP server that says nothing and never closes; ends receives the error with which a connection
+// ends.
 func silent(t *testing.T, first string) (address string, ends chan error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -146,7 +146,7 @@ func TestCauseOfATimeout(t *testing.T) {
 			t.Errorf("%v is %q", err, got)
 		}
 	}
-	// The kernel's own, after its retransmissions, says what it is.
+	// The kernel's own timeout, after its retransmissions, is named as such.
 	if got := cause("tcp connect", &net.OpError{Err: os.NewSyscallError("connect", syscall.ETIMEDOUT)}, time.Second).Error(); got != "tcp connect: connection timed out" {
 		t.Errorf("ETIMEDOUT is %q", got)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// backends is n members 10.0.x.y:8080 of the given weights, repeated as needed.
+// backends returns n members 10.0.x.y:8080 of the given weights, repeated as needed.
 func backends(n int, weights ...uint32) []Member {
 	members := make([]Member, n)
 	for i := range members {
@@ -179,7 +179,7 @@ func TestLargestTableIsFast(t *testing.T) {
 		took := time.Since(start)
 		t.Logf("%s weights: %v", name, took)
 		// A tenth of a second is usual, 60 times that under the race detector on a busy
-		// machine. The limit is for a table that would never be done.
+		// machine. The limit finds a table that would never be complete.
 		if took > 30*time.Second {
 			t.Errorf("%s weights: 131071 slots of 1310 members took %v", name, took)
 		}
@@ -193,7 +193,7 @@ func BenchmarkTable(b *testing.B) {
 	}
 }
 
-// TestNameDecidesTheSlots: a backend's name stands for it, and its address where it has none.
+// TestNameDecidesTheSlots: a backend's slots depend on its name, or on its address if it has no name.
 func TestNameDecidesTheSlots(t *testing.T) {
 	at := func(text, name string) model.Backend {
 		return model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr(text), Port: 80}, Name: name}

@@ -2,7 +2,7 @@ package model
 
 import "testing"
 
-// TestShare: the override's weight is in force in the declaration's place, and the observation takes from it.
+// TestShare: the override's weight replaces the declared one, and the observation reduces it.
 func TestShare(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestServiceEqual changes each field that a service has, also those of tomorrow, and nothing else.
+// TestServiceEqual changes each field of a service, future ones included, one at a time.
 func TestServiceEqual(t *testing.T) {
 	whole := func() *model.Service {
 		s := &model.Service{}

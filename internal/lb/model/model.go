@@ -1,4 +1,4 @@
-// Package model holds what shunt balances, as plain values: services, frontends,
+// Package model holds the configuration of the balancer as plain values: services, frontends,
 // backends, and the configuration they come from. It imports nothing of ours, and
 // every other package may use it. Its functions return only facts that follow from a value alone: its
 // name, whether it equals another value, how the two differ.
@@ -31,10 +31,9 @@ const Fragments Protocol = 0x80
 // clients use the frontend without it, of a service with Policy.Inside.
 const Inside Protocol = 0x40
 
-// Tunnelled is added to a protocol in a frontend that only packets of a service with Policy.Tunnelled use: packets that
-// another node has sent here in an outer header, and packets for which this machine itself was chosen. Its
-// service translates to backends on this machine. Its address is an address of such a service, or the unspecified address of the
-// family for all addresses without a frontend of their own.
+// Tunnelled is added to a protocol in a frontend of the second level of direct return between nodes: only packets that came out of a
+// tunnel use it, and packets of a service with Policy.Tunnelled that has chosen this machine. The unspecified address stands for any
+// address. Such a frontend makes no address this machine's.
 const Tunnelled Protocol = 0x20
 
 // String returns the word used in configuration, output and metrics.
@@ -210,9 +209,9 @@ type Policy struct {
 	// Inside reports whether clients on this host use another service at frontends of this one: the service
 	// that has them with the protocol Inside.
 	Inside bool
-	// Tunnelled makes a packet for which this machine itself is chosen go on to the service that has the packet's destination
-	// with the protocol Tunnelled. Without it the host's stack gets the packet. The service encapsulates, and its
-	// backends are the nodes of a cluster.
+	// Tunnelled reports whether the backends are nodes that have a service of their own for the packet: the one that has its destination
+	// with the protocol Tunnelled. If the chosen backend is this machine, the packet goes on with this machine's. It needs forwarding that
+	// encapsulates.
 	Tunnelled bool
 	// Draws places a client of affinity that is not, or no longer, remembered by its flow: after its time it
 	// may get another backend. Otherwise its address decides, and it gets the same backend. It needs

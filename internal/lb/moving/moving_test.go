@@ -13,7 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/moving"
 )
 
-// TestRemove finds and removes the table alone, says whether there was one, and calls none absent that it may not see.
+// TestRemove finds and removes the table alone, and says whether there was one. A table that it may not see does not
+// count as absent.
 func TestRemove(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run the tests with sudo")
@@ -70,7 +71,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// forbidden asks without CAP_NET_ADMIN.
+// forbidden looks for the table without CAP_NET_ADMIN.
 func forbidden(t *testing.T) {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -53,7 +53,7 @@ func TestSilence(t *testing.T) {
 				return len(list) == 1 && list[0].Code == condition.NeighbourUnresolved && strings.Contains(list[0].Text, h.Err)
 			})
 
-			// It speaks again: as long as it did not, and when the kernel has given it up.
+			// It speaks again: before the kernel has given it up, and after that.
 			c.speak(s, t)
 			nstest.Eventually(t, "the answer is known", func() bool { return !w.Unreachable(address) })
 			c.quiet(s, t)
@@ -81,7 +81,7 @@ func TestAnsweredNextHopsStay(t *testing.T) {
 	s := newUntunedSite(t)
 	fixed := &netlink.Neigh{
 		LinkIndex: s.balancer.Index(t, "lan"), IP: net.ParseIP("10.8.0.77"), State: netlink.NUD_PERMANENT,
-		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x33}, // it is nobody's, and so nobody answers
+		HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x33}, // no host has it, so none answers
 	}
 	if err := s.balancer.Net.NeighAdd(fixed); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestAnsweredNextHopsStay(t *testing.T) {
 	w, told := s.watch(t, Options{})
 	w.Want(addrs(list...))
 	mustResolve(t, w, list...)
-	// Another next hop that nobody has: once it is known to be silent, rounds have passed.
+	// Another next hop, which no host has: once it is known to be silent, rounds have passed.
 	w.Want(append(addrs(list...), netip.MustParseAddr("10.8.0.78")))
 	nstest.Eventually(t, "silence is known", func() bool { return w.Unreachable(netip.MustParseAddr("10.8.0.78")) })
 	for _, a := range list {
@@ -106,7 +106,7 @@ func TestAnsweredNextHopsStay(t *testing.T) {
 	}
 }
 
-// TestRounds counts questions: a round asks everybody once, never more than the rate allows.
+// TestRounds counts questions: a round asks each next hop once, never more than the rate allows.
 func TestRounds(t *testing.T) {
 	for _, c := range []struct {
 		hops   int

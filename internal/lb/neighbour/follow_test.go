@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// lookups are the addresses whose routes were looked up.
+// lookups records the addresses whose routes were looked up.
 type lookups struct {
 	mu  sync.Mutex
 	all []netip.Addr
@@ -23,7 +23,7 @@ func (l *lookups) add(a netip.Addr) {
 	l.all = append(l.all, a)
 }
 
-// take are those since the last call, sorted.
+// take returns the addresses since the last call, sorted.
 func (l *lookups) take() []netip.Addr {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -32,8 +32,8 @@ func (l *lookups) take() []netip.Addr {
 	return taken
 }
 
-// TestNewlyWantedAlone: an address that comes costs a look-up of its own route, one that goes none, and ones that stay none, unless
-// everything is to be looked up. The entry of one that has gone is let go, and one that comes back is looked up anew.
+// TestNewlyWantedAlone: an address that comes costs a look-up of its own route. Addresses that go or stay cost none, unless
+// everything is to be looked up. The entry of an address that has gone is released, and one that comes back is looked up anew.
 func TestNewlyWantedAlone(t *testing.T) {
 	s := newSite(t)
 	s.balancer.Route(t, "10.99.0.0/16", "10.8.0.2")
@@ -45,7 +45,7 @@ func TestNewlyWantedAlone(t *testing.T) {
 		mustResolve(t, w, want...)
 	}
 	settle("10.99.1.1", "10.99.1.2")
-	// The kernel's notifications of the network's making may have everything looked up at times, but not each time.
+	// The kernel's notifications about the new network may cause a look-up of everything at times, but not each time.
 	const steps = 20
 	all, alone := []string{"10.99.1.1", "10.99.1.2"}, 0
 	for i := range steps {
@@ -68,7 +68,7 @@ func TestNewlyWantedAlone(t *testing.T) {
 		t.Error("a next hop is not a managed neighbour")
 	}
 
-	settle("10.99.1.1") // one of two goes that are behind one next hop, and one with a next hop of its own
+	settle("10.99.1.1") // one of two addresses behind one next hop goes, and one with a next hop of its own
 	nstest.Eventually(t, "the entry that nobody needs is gone", func() bool { return !s.managed(t, "10.8.0.3") })
 	if !s.managed(t, "10.8.0.2") {
 		t.Error("the entry of a next hop went with one of two addresses behind it")

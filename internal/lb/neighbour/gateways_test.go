@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// attach has a watcher keep what is on the site's link.
+// attach has a watcher keep the gateways on the site's link.
 func (s site) attach(t *testing.T) func() map[int]bool {
 	lan := s.balancer.Index(t, "lan")
 	return func() map[int]bool { return map[int]bool{lan: true} }
@@ -33,7 +33,7 @@ func (s site) add(t *testing.T, to string, r netlink.Route) netlink.Route {
 	return r
 }
 
-// linkLocal is the other end's, once it is no longer being checked.
+// linkLocal returns the other end's link-local address, once it is no longer being checked.
 func (s site) linkLocal(t *testing.T) (found netip.Addr) {
 	t.Helper()
 	eventuallyIn(t, "the other end has a link-local address", 10*time.Second, func() bool {
@@ -60,7 +60,7 @@ func eventuallyIn(t *testing.T, what string, limit time.Duration, ready func() b
 	}
 }
 
-// TestGatewaysOfRoutes: whichever way a route names its gateway, the kernel keeps it, as long as the
+// TestGatewaysOfRoutes: the kernel keeps the gateway of a route, in every form of naming it, as long as the
 // route is there and its interface attached.
 func TestGatewaysOfRoutes(t *testing.T) {
 	const other = 77 // a routing table
@@ -119,14 +119,14 @@ func TestGatewaysOfRoutes(t *testing.T) {
 	}
 }
 
-// TestGatewaysElsewhere: those of interfaces that the data plane does not use are the kernel's own matter.
+// TestGatewaysElsewhere: gateways of interfaces that the data plane does not use are the kernel's own matter.
 func TestGatewaysElsewhere(t *testing.T) {
 	s := newSite(t)
 	s.add(t, "0.0.0.0/0", netlink.Route{Gw: net.ParseIP("10.8.0.2")})
 	w, _ := s.watch(t, Options{Attached: func() map[int]bool { return map[int]bool{1: true} }})
 	w.Want(addrs("10.8.0.3"))
 	mustResolve(t, w, "10.8.0.3")
-	w.Want(addrs("fd00:8::2")) // by then the routes of before have been read
+	w.Want(addrs("fd00:8::2")) // by then the earlier routes have been read
 	mustResolve(t, w, "fd00:8::2")
 	eventuallyIn(t, "the backend of before is let go", 10*time.Second, func() bool { return !s.managed(t, "10.8.0.3") })
 	if s.managed(t, "10.8.0.2") {
@@ -134,7 +134,7 @@ func TestGatewaysElsewhere(t *testing.T) {
 	}
 }
 
-// TestGatewayWithAnotherHardwareAddress: it is found in seconds with the kernel's own times, which
+// TestGatewayWithAnotherHardwareAddress: a new hardware address is found in seconds, although the kernel's own times
 // are half a minute and more.
 func TestGatewayWithAnotherHardwareAddress(t *testing.T) {
 	s := newUntunedSite(t)
@@ -164,7 +164,7 @@ func TestGatewayWithAnotherHardwareAddress(t *testing.T) {
 	}
 }
 
-// TestGatewayThatIsSilentFirst: it is a condition until it answers. One that only stands in for
+// TestGatewayThatIsSilentFirst: a silent gateway is a condition until it answers. A gateway that only stands in for
 // another is none.
 func TestGatewayThatIsSilentFirst(t *testing.T) {
 	s := newSite(t)
@@ -188,7 +188,7 @@ func TestGatewayThatIsSilentFirst(t *testing.T) {
 	if err := s.balancer.Net.RouteDel(&netlink.Route{Gw: net.ParseIP("10.8.0.77"), Priority: 10}); err != nil {
 		t.Fatal(err)
 	}
-	// The other one is now what counts, and nobody has it.
+	// Now the other one counts, and no host has it.
 	want = []string{condition.GatewaySilent + " 10.8.0.78 on lan"}
 	eventuallyIn(t, "the one that stood in is a condition", 10*time.Second, func() bool { return slices.Equal(subjects(), want) })
 	if err := w.Close(false); err != nil || len(subjects()) != 0 {
@@ -196,7 +196,7 @@ func TestGatewayThatIsSilentFirst(t *testing.T) {
 	}
 }
 
-// TestWidestGateways: of more gateways than can be kept, the ones that lead to the most are kept.
+// TestWidestGateways: of more gateways than can be kept, the ones of the widest routes are kept.
 func TestWidestGateways(t *testing.T) {
 	found := map[key]*gateway{}
 	for i := range gatewaysMost + 50 {
@@ -211,7 +211,7 @@ func TestWidestGateways(t *testing.T) {
 	}
 }
 
-// TestNeighbourWithAnotherHardwareAddress: a client on the link, whom nobody asks for.
+// TestNeighbourWithAnotherHardwareAddress: a client on the link, which no caller wants.
 func TestNeighbourWithAnotherHardwareAddress(t *testing.T) {
 	s := newUntunedSite(t)
 	lan := s.balancer.Index(t, "lan")
@@ -249,8 +249,8 @@ func TestNeighbourWithAnotherHardwareAddress(t *testing.T) {
 	}
 }
 
-// TestDueNeighbours: who is probed, and in which order; and who is left to a kernel that collects
-// what is not used.
+// TestDueNeighbours: the neighbours that are probed, and their order; and the ones that are left to the kernel,
+// which collects unused entries.
 func TestDueNeighbours(t *testing.T) {
 	now := time.Unix(1000, 0)
 	lan := func(a string) key { return key{1, netip.MustParseAddr(a)} }

@@ -70,7 +70,7 @@ func (s site) managed(t *testing.T, addr string) bool {
 	return ok && n.FlagsExt&netlink.NTF_EXT_MANAGED != 0
 }
 
-// record keeps what a watcher tells.
+// record keeps the reports of a watcher.
 type record struct {
 	mu   sync.Mutex
 	hops []Hop
@@ -166,7 +166,7 @@ func TestResolvesByWayOfARouter(t *testing.T) {
 			t.Errorf("%s: %+v, want it by way of %s", addr, h, router)
 		}
 	}
-	// The route moves to another router, and the entry of the first is let go.
+	// The route moves to another router, and the entry of the first is released.
 	s.balancer.Route(t, "10.99.0.0/16", "10.8.0.3")
 	nstest.Eventually(t, "the new router is used", func() bool {
 		h, _ := w.Hop(netip.MustParseAddr("10.99.1.1"))
@@ -193,7 +193,7 @@ func TestRouteThatAppearsLater(t *testing.T) {
 	nstest.Eventually(t, "the condition is cleared", func() bool { return len(conditions.List()) == 0 })
 }
 
-// TestReview: the kernel does not tell that Host says something else, so the caller does.
+// TestReview: the kernel does not report that Host's answer has changed, so the caller does.
 func TestReview(t *testing.T) {
 	s := newSite(t)
 	var met atomic.Bool
@@ -272,7 +272,7 @@ func TestBackendThatDoesNotAnswer(t *testing.T) {
 	}
 	s.backend.Address(t, "eth", "10.8.0.77/24")
 	mustResolve(t, w, "10.8.0.77")
-	// And it goes away again: the last known hardware address stays in the finding.
+	// It goes away again: the last known hardware address stays in the hop.
 	s.backend.RemoveAddress(t, "eth", "10.8.0.77/24")
 	nstest.Eventually(t, "the loss is told", func() bool { return !w.Resolved(netip.MustParseAddr("10.8.0.77")) })
 	if h, _ := w.Hop(netip.MustParseAddr("10.8.0.77")); !bytes.Equal(h.MAC, s.backend.MAC(t, "eth")) {
@@ -431,8 +431,8 @@ func TestLostNotifications(t *testing.T) {
 	t.Cleanup(func() { w.stop(); w.stopped.Wait() })
 	w.Want(addrs("10.8.0.2"))
 	<-begun
-	// While nobody listens more happens than the smallest socket buffer holds, the change
-	// that matters at the very end.
+	// While no listener reads, more changes happen than the smallest socket buffer holds; the change
+	// that matters is the last.
 	for i := range 200 {
 		other := *entry
 		other.IP = net.IPv4(10, 8, 0, byte(50+i))

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/namespace/nstest"
 )
 
-// TestRooms: the kernel says it in any network namespace, where the settings are not to be seen.
+// TestRooms: the kernel reports the sizes in any network namespace, also where the settings are not visible.
 func TestRooms(t *testing.T) {
 	s := newUntunedSite(t)
 	n, err := openNeighbours(s.balancer.Handle, false)
@@ -42,8 +42,8 @@ func TestRooms(t *testing.T) {
 	}
 }
 
-// TestTableWithoutRoom: where the kernel's table is full or nearly so, the condition says what
-// makes room, and no longer than that.
+// TestTableWithoutRoom: while the kernel's table is full or nearly so, and no longer, a condition names the
+// settings that make room.
 func TestTableWithoutRoom(t *testing.T) {
 	s := newSite(t)
 	conditions := &condition.Set{}
@@ -94,7 +94,7 @@ func TestTableWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestMakeRoom: twice what is needed, and the same number while backends come and go.
+// TestMakeRoom: twice the needed entries, and the same number while backends come and go.
 func TestMakeRoom(t *testing.T) {
 	for _, c := range []struct {
 		most, needed int

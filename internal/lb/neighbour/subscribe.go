@@ -79,7 +79,7 @@ func subscribe(ctx context.Context, ns netns.NsHandle, opts Options, stopped *sy
 	return events, nil
 }
 
-// receive forwards what the socket delivers until it fails or ctx ends.
+// receive forwards the socket's messages until it fails or ctx ends.
 func receive(ctx context.Context, s *nl.NetlinkSocket, events chan<- event) error {
 	release := context.AfterFunc(ctx, s.Close) // ends a Receive under way
 	defer release()

@@ -15,7 +15,7 @@ var (
 	vip6 = netip.MustParseAddr("2001:db8::10")
 )
 
-// healthy is a server with which nothing is wrong in any mode.
+// healthy returns a server without faults in any mode.
 func healthy() Facts {
 	address := netip.MustParseAddr
 	return Facts{
@@ -120,7 +120,7 @@ func TestExamineFindsEachFault(t *testing.T) {
 	}
 }
 
-// Settings that differ from what prepare makes, and are not wrong.
+// Settings that differ from the prepared ones, and are not wrong.
 func TestExamineIsSilent(t *testing.T) {
 	for name, c := range map[string]struct {
 		want   Want
@@ -167,7 +167,7 @@ func TestExamineIsSilent(t *testing.T) {
 	}
 }
 
-// TestTunnelMTU: the figures are those of the encapsulations that may come, between the families
+// TestTunnelMTU: the figures are for the encapsulations that may come, between the families
 // of balancer and backend.
 func TestTunnelMTU(t *testing.T) {
 	of := func(prefixes ...string) (list []netip.Prefix) {

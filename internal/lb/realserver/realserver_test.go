@@ -54,7 +54,7 @@ func inServer(t *testing.T, test func(h *lab.Host) error) {
 	}
 }
 
-// seen is everything that Prepare may change.
+// seen returns everything that Prepare may change.
 func seen() (map[string]string, error) {
 	all := map[string]string{}
 	for _, device := range []string{"all", "eth0"} {
@@ -123,7 +123,7 @@ func TestPrepareAndRestore(t *testing.T) {
 	})
 }
 
-// Restore keeps addresses that were there before, and settings that somebody else has changed since.
+// Restore keeps addresses that were there before, and settings that another program has changed since.
 func TestRestoreLeavesWhatIsNotOurs(t *testing.T) {
 	inServer(t, func(h *lab.Host) error {
 		if err := errors.Join(addVIP(vip4), h.SetSysctl("net.ipv4.conf.all.arp_ignore", "2")); err != nil {
@@ -144,7 +144,7 @@ func TestRestoreLeavesWhatIsNotOurs(t *testing.T) {
 	})
 }
 
-// A start with other VIPs takes back those of the one before.
+// A start with other VIPs removes the VIPs of the start before.
 func TestPrepareTakesBackWhatIsNotWanted(t *testing.T) {
 	inServer(t, func(*lab.Host) error {
 		before, err := seen()
@@ -191,7 +191,7 @@ func TestPrepareStoresFirst(t *testing.T) {
 	})
 }
 
-// The addresses are not chosen for connections of the host's own.
+// The kernel does not choose the addresses for the host's own connections.
 func TestLookSeesThePreparedServer(t *testing.T) {
 	inServer(t, func(*lab.Host) error {
 		if _, err := Prepare([]string{"eth0"}, []netip.Addr{vip4, vip6}, State{}, nowhere); err != nil {

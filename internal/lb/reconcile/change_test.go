@@ -12,7 +12,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// fleet is so many services of so many backends each, none of which they share.
+// fleet returns services with backends of their own, in these numbers.
 func fleet(services, backends int, table uint32) reconcile.Desired {
 	d := reconcile.Desired{Limits: model.Limits{
 		Services: uint32(services), Backends: uint32(services * backends), Slots: 2 * uint32(services) * table, Filters: 1000,
@@ -33,8 +33,8 @@ func fleet(services, backends int, table uint32) reconcile.Desired {
 	return d
 }
 
-// TestChangeCostsWhatChanges plans and applies one weight in fleets of two sizes: neither what is
-// written nor what is allocated may grow with the services that stay as they are.
+// TestChangeCostsWhatChanges plans and applies one weight in fleets of two sizes: neither the writes
+// nor the allocations may grow with the services that stay as they are.
 func TestChangeCostsWhatChanges(t *testing.T) {
 	type cost struct {
 		operations int
@@ -72,7 +72,7 @@ func TestChangeCostsWhatChanges(t *testing.T) {
 	}
 }
 
-// counted are maps that hold nothing, and count what is written.
+// counted are maps that hold nothing, and count the writes.
 type counted struct {
 	reconcile.Maps
 	operations int
@@ -91,8 +91,8 @@ func (c *counted) PutAddress(reconcile.AddressRecord) error { return c.done() }
 func (c *counted) WriteSlots(uint32, reconcile.Table) error { return c.done() }
 func (c *counted) Grace() error                             { return c.done() }
 
-// BenchmarkChange is one weight among 10,000 services of 100 backends, planned and applied, as a
-// reload does. Tables have 1,021 slots: with more, so many services have no room.
+// BenchmarkChange changes one weight among 10,000 services of 100 backends, planned and applied, as a
+// reload does. Tables have 1,021 slots: larger ones have no room.
 func BenchmarkChange(b *testing.B) {
 	first := fleet(10_000, 100, 1021)
 	r := reconcile.New(&counted{})
@@ -112,7 +112,7 @@ func BenchmarkChange(b *testing.B) {
 	b.ReportMetric((cpuTime(b)-at).Seconds()*1000/float64(b.N), "cpu-ms/op")
 }
 
-// cpuTime is the CPU time of this process so far, the collector's included.
+// cpuTime returns the CPU time of this process so far, the collector's included.
 func cpuTime(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

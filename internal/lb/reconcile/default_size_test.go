@@ -8,9 +8,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestAChangeMovesItsShare: where no table size is said, a backend that leaves moves its own slots
-// and at most a twentieth of the table beside them, whichever it is of up to 40. One that comes
-// moves the same: the two tables are the same two.
+// TestAChangeMovesItsShare: with the default table size, any of up to 40 backends that leaves moves its
+// own slots and at most a twentieth of the table beside them. A backend that comes moves as many: the two
+// tables are the same.
 func TestAChangeMovesItsShare(t *testing.T) {
 	const most = 40
 	limits := model.Limits{Services: 2, Backends: 2 * most, Slots: 4 * 4093}

@@ -23,7 +23,7 @@ func prefixes(text string) (list []netip.Prefix) {
 	return list
 }
 
-// Each is in some of the others, and the sources below tell them apart.
+// Each prefix is in some of the others, and the sources below tell them apart.
 var (
 	poolPrefixes = prefixes("0.0.0.0/0 10.0.0.0/8 10.1.0.0/16 10.1.2.0/24 10.1.2.3/32 ::/0 2001:db8::/32 2001:db8:1::/48 2001:db8:1::1/128")
 	poolClients  = []netip.Addr{
@@ -49,7 +49,7 @@ func (w *world) drawLists(s *model.Service) {
 	}
 }
 
-// mayUse says whether the configuration allows a source, straight from its words.
+// mayUse reports whether the configuration allows a source, straight from its lists.
 func mayUse(s model.Service, client netip.Addr) bool {
 	allowed, longest := len(s.AllowFrom) == 0, -1
 	for _, p := range s.AllowFrom {
@@ -65,7 +65,7 @@ func mayUse(s model.Service, client netip.Addr) bool {
 	return allowed
 }
 
-// letsIn says whether a program lets a source in now.
+// letsIn reports whether a program lets a source in now.
 func letsIn(c reconcile.Contents, s reconcile.ServiceRecord, client netip.Addr) bool {
 	if !s.Policy.Filters {
 		return true
@@ -98,8 +98,8 @@ func verdicts(c reconcile.Contents) map[clientOf]bool {
 	return found
 }
 
-// takesOver reports whether a service wants a frontend that one of this name has now, or one with more ports: it may be the
-// heir of its position.
+// takesOver reports whether a service wants a frontend that the service of this name has now, or one with more ports: it
+// may be the heir of that service's position.
 func takesOver(c reconcile.Contents, name string, s model.Service) bool {
 	for had, index := range c.Frontends {
 		if c.Services[index].Name == name && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Covers(had) }) {
@@ -109,8 +109,8 @@ func takesOver(c reconcile.Contents, name string, s model.Service) bool {
 	return false
 }
 
-// checkSources fails if a source is treated neither as at the beginning of the change, nor as
-// it, or one that failed before, wants.
+// checkSources fails if the treatment of a source is neither that from the beginning of the change, nor
+// the one that the change, or one that failed before, wants.
 func (w *world) checkSources(before map[clientOf]bool, operation string) {
 	c, _ := w.maps.Contents()
 	for at, got := range verdicts(c) {
@@ -129,7 +129,7 @@ func (w *world) checkSources(before map[clientOf]bool, operation string) {
 	}
 }
 
-// wantedFilters is the prefixes of a half as lines, and whether it filters at all.
+// wantedFilters returns the prefixes of a half as lines, and whether it filters at all.
 func wantedFilters(s model.Service, seed uint32, ipv6 bool) (lines []string, filters bool) {
 	line := func(p netip.Prefix, allow bool) {
 		lines = append(lines, fmt.Sprintf("filter %s: %s %d allow %v", p, s.Name, seed, allow))
@@ -151,7 +151,7 @@ func wantedFilters(s model.Service, seed uint32, ipv6 bool) (lines []string, fil
 	return lines, true
 }
 
-// TestListsThatChange says what is told of them, and in which order it is done.
+// TestListsThatChange checks the difference for changed lists, and the order of the operations.
 func TestListsThatChange(t *testing.T) {
 	b := newBench(t, roomy)
 	s := service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 [2001:db8:1::2]:80")

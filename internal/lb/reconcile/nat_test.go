@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile/fake"
 )
 
-// Flows of NAT in a history. Each stays with its backend as long as a service that translates in the same way has its frontend
-// and its backend, whatever that service is called.
+// Flows of NAT in a history. Each stays with its backend as long as a service of any name that translates in the same
+// way has its frontend and its backend.
 
 const nattedCount = 30
 
@@ -23,7 +23,7 @@ type nattedFlow struct {
 	to reconcile.BackendRef
 }
 
-// drawMerge is the last attempt with one service merged into another one that forwards alike, if there are such.
+// drawMerge returns the last attempt with one service merged into another one that forwards alike, if there are two.
 func (w *world) drawMerge() reconcile.Desired {
 	d := w.attempt
 	for i, into := range d.Services {
@@ -55,7 +55,7 @@ func takes(into, from *model.Service) bool {
 	return (len(into.Frontends) == 0 || into.Frontends[0].Tunnelled() == tunnelled) && (!tunnelled || into.Announce == model.AnnounceNone)
 }
 
-// drawRename is the last attempt with another name for one service, or with two names exchanged; all else stays.
+// drawRename returns the last attempt with another name for one service, or with two names exchanged.
 func (w *world) drawRename() reconcile.Desired {
 	d := w.attempt
 	if len(d.Services) == 0 {
@@ -84,7 +84,7 @@ func (w *world) drawEarlier() reconcile.Desired {
 	return w.earlier[len(w.earlier)-1-min(rapid.IntRange(0, 4).Draw(w.T, "how long ago"), len(w.earlier)-1)]
 }
 
-// someNAT lets a packet of a flow through, or begins one.
+// someNAT sends a packet of a flow, or begins one.
 func (w *world) someNAT() {
 	if n := len(w.natted); n > 0 && w.random.IntN(2) == 0 {
 		at := w.random.IntN(n)
@@ -167,8 +167,8 @@ func (w *world) beginNAT(d reconcile.Desired, plan reconcile.Difference) {
 	})
 }
 
-// mayBeAnothers reports whether a service that has this name in the maps may be one with another name to the reconciler. A change
-// that took over its position has failed, and is executed before all other operations in the next one.
+// mayBeAnothers reports whether the reconciler may know a service that has this name in the maps by another name: a change that
+// took over its position has failed, and is executed before all other operations of the next one.
 func (w *world) mayBeAnothers(name string, ipv6 bool) bool {
 	if w.succeeded {
 		return false
@@ -183,7 +183,7 @@ func allGoOn(d reconcile.Desired, of reconcile.ServiceRecord, ipv6 bool) bool {
 	})
 }
 
-// halfOf is the service with this name, if it has frontends of the family.
+// halfOf returns the service with this name, if it has frontends of the family.
 func halfOf(d reconcile.Desired, name string, ipv6 bool) *model.Service {
 	i := slices.IndexFunc(d.Services, func(s *model.Service) bool {
 		return s.Name == name && slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 })
@@ -194,8 +194,8 @@ func halfOf(d reconcile.Desired, name string, ipv6 bool) *model.Service {
 	return d.Services[i]
 }
 
-// restartNAT gives up the flows that a daemon does not know of when it starts: those of frontends that have gone from a service
-// that stays, and of a change that has failed.
+// restartNAT gives up the flows that a daemon does not know when it starts: flows of frontends that have gone from a service
+// that stays, and flows of a change that has failed.
 func (w *world) restartNAT() {
 	w.keepNAT(func(f fake.Flow, _ reconcile.BackendRef, of reconcile.ServiceRecord) bool {
 		now, ok := w.maps.Service(f.Frontend)
@@ -218,8 +218,8 @@ func seedOf(name string, ipv6 bool) uint32 {
 	return maglev.Seed(name)
 }
 
-// TestHistoryOfARenameThatFails was found by a random history: the maps have a service's former name, and the new one
-// forwards otherwise in the next change, or not.
+// TestHistoryOfARenameThatFails was found by a random history: the maps have a service's former name, and in the next
+// change the service with the new name forwards otherwise, or not.
 func TestHistoryOfARenameThatFails(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, roomy, rapid.Uint64().Draw(t, "traffic"))

@@ -28,8 +28,8 @@ type world struct {
 	maps    *fake.Maps
 	r       *reconcile.Reconciler
 	desired reconcile.Desired
-	// flows are a program's memory of a flow to a backend: the position it had when
-	// the flow began. It may break only when its backend is not wanted.
+	// flows are the programs' flows to backends, by the position that the backend had when
+	// the flow began. A flow may break only when its backend is not wanted.
 	flows map[reconcile.BackendRef]model.BackendAddress
 	traffic
 }
@@ -53,7 +53,7 @@ func TestRandomHistories(t *testing.T) {
 			switch rapid.IntRange(0, 19).Draw(t, "step") {
 			case 0:
 				w.restart()
-			case 1, 2: // the same again
+			case 1, 2: // the same state again
 				w.applyAgain(w.drawFault())
 			case 3, 4, 5, 6:
 				w.now = w.now.Add(rapid.SampledFrom([]time.Duration{time.Second, 4 * time.Minute, 11 * time.Minute, settleTime}).Draw(t, "pass"))
@@ -108,7 +108,7 @@ var (
 	poolRanges = []value.PortRange{{First: 8000, Last: 8099}, {First: 8050, Last: 8199}}
 )
 
-// drawHealth is a backend in a state that health checks may find it in.
+// drawHealth returns a backend in a state that health checks may find.
 func (w *world) drawHealth(b model.Backend) model.Backend {
 	b.Observed = model.BackendObservation{}
 	switch rapid.IntRange(0, 7).Draw(w.T, "health") {
@@ -185,8 +185,8 @@ func (w *world) drawDesired() reconcile.Desired {
 	return d
 }
 
-// weighing is every backend that some frontend of its service can reach, and whether it
-// has a weight in any.
+// weighing returns every backend that some frontend of its service can reach, and whether it
+// has a weight in any service.
 func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 	backends := map[model.BackendAddress]bool{}
 	for _, s := range d.Services {
@@ -199,7 +199,7 @@ func weighing(d reconcile.Desired) map[model.BackendAddress]bool {
 	return backends
 }
 
-// isDown reports whether no service has the backend other than down.
+// isDown reports whether the backend is down in all its services.
 func isDown(d reconcile.Desired, address model.BackendAddress) bool {
 	for _, s := range d.Services {
 		for _, b := range s.Backends {
@@ -212,10 +212,10 @@ func isDown(d reconcile.Desired, address model.BackendAddress) bool {
 	return true
 }
 
-// applyAgain applies what has been tried before, and so must fit.
+// applyAgain applies a state that has been tried before, and so must fit.
 func (w *world) applyAgain(fault func(string) fake.Fault) { w.apply(w.desired, fault, true) }
 
-// apply applies d with the fault, and then looks at everything that must hold.
+// apply applies d with the fault, and then checks everything that must hold.
 func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again bool) {
 	before := len(w.maps.Operations)
 	plan, planErr := w.r.Plan(d)
@@ -236,7 +236,7 @@ func (w *world) apply(d reconcile.Desired, fault func(string) fake.Fault, again 
 	var capacity *reconcile.CapacityError
 	switch {
 	case errors.As(err, &capacity):
-		// Tables before may take the room of what has fitted once.
+		// Tables before may take the room of a state that has fitted once.
 		if w.limits == roomy || len(operations) > 0 || planErr == nil || again && capacity.What != "slots" {
 			w.Fatalf("%v, planned: %v, after operations %q", err, planErr, operations)
 		}
@@ -287,7 +287,7 @@ func (w *world) checkFlows() {
 	}
 }
 
-// checkExact compares the maps with what the desired state says, worked out anew, and
+// checkExact compares the maps with the desired state, worked out anew, and
 // applies it again, which must do nothing.
 func (w *world) checkExact() {
 	contents, _ := w.maps.Contents()
@@ -303,8 +303,8 @@ func (w *world) checkExact() {
 	}
 }
 
-// serving is the backends for frontends of a family: those of the same one, or, with direct
-// return and none of these, all.
+// serving returns the backends for frontends of a family: the backends of the same family, or all of them with direct
+// return and none of that family.
 func serving(s model.Service, ipv6 bool) []model.Backend {
 	same := slices.DeleteFunc(slices.Clone(s.Backends), func(b model.Backend) bool { return b.Address.Is6() != ipv6 })
 	if len(same) == 0 && s.Forwarding.Direct() {
@@ -313,7 +313,7 @@ func serving(s model.Service, ipv6 bool) []model.Backend {
 	return same
 }
 
-// wanted is the desired state as sorted lines, with backends by address.
+// wanted returns the desired state as sorted lines, with backends by address.
 func wanted(d reconcile.Desired) []string {
 	var lines []string
 	addresses := map[netip.Addr]reconcile.AddressRecord{}
@@ -401,7 +401,7 @@ func wanted(d reconcile.Desired) []string {
 	return lines
 }
 
-// found is the contents in the same lines.
+// found returns the contents in the same lines.
 func found(c reconcile.Contents) []string {
 	var lines []string
 	for b := range maps.Values(c.Backends) {
@@ -437,7 +437,7 @@ func found(c reconcile.Contents) []string {
 }
 
 // TestEveryFaultOnce lets each operation of a rich change fail once, in every way, and
-// then applies the same, the state before, or one that renames everything.
+// then applies the same state, the state before, or one that renames everything.
 func TestEveryFaultOnce(t *testing.T) {
 	first := desired(
 		service("web", "192.0.2.10:80 [2001:db8::10]:80", "10.0.0.2:80 10.0.0.3:80 [2001:db8:1::2]:80"),
@@ -466,8 +466,8 @@ func TestEveryFaultOnce(t *testing.T) {
 	}
 }
 
-// faultOnce applies first, then second with a fault at one operation, then next. It is
-// false if there are not so many operations.
+// faultOnce applies first, then second with a fault at one operation, then next. It returns
+// false if there are fewer operations.
 func faultOnce(t *testing.T, first, second, next reconcile.Desired, kind fake.Fault, at int, restart bool) bool {
 	b := newBench(t, roomy)
 	b.apply(first)

@@ -36,7 +36,7 @@ func frontend(text string) model.Frontend {
 	return model.Frontend{Address: ap.Addr(), Ports: value.PortRange{First: ap.Port(), Last: ap.Port()}, Protocol: model.TCP}
 }
 
-// service has frontends and backends as texts; a backend may end in "*weight". Its table is small.
+// service returns a service with frontends and backends from texts; a backend may end in "*weight". Its table is small.
 func service(name, frontends, backends string) model.Service {
 	s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Announce: model.AnnounceL2, TableSize: 251}
 	for _, text := range strings.Fields(frontends) {
@@ -55,7 +55,7 @@ func service(name, frontends, backends string) model.Service {
 	return s
 }
 
-// sized is the service with a table of that many slots.
+// sized returns the service with a table of that many slots.
 func sized(size uint32, s model.Service) model.Service {
 	s.TableSize = size
 	return s
@@ -65,7 +65,7 @@ func desired(services ...model.Service) reconcile.Desired {
 	return reconcile.Desired{Services: model.Shared(services), Limits: roomy}
 }
 
-// weighed is the desired state with other weights of the backends of one of its services.
+// weighed returns the desired state with other weights of the backends of one of its services.
 func weighed(d reconcile.Desired, service int, weights ...uint16) reconcile.Desired {
 	d.Services = slices.Clone(d.Services)
 	s := *d.Services[service]
@@ -102,7 +102,7 @@ func (b *bench) restart() {
 	b.r = reconcile.New(b.maps, reconcile.Clock(func() time.Time { return b.now }))
 }
 
-// failing has every operation that begins like this fail in this way.
+// failing makes every operation with this prefix fail in this way.
 func failing(prefix string, kind fake.Fault) func(string) fake.Fault {
 	return func(operation string) fake.Fault {
 		if strings.HasPrefix(operation, prefix) {
@@ -112,8 +112,8 @@ func failing(prefix string, kind fake.Fault) func(string) fake.Fault {
 	}
 }
 
-// withoutStrays is the operations but the look for strays after them, and the wait for that: an
-// Apply that does not know what was before it has one, and it is no difference.
+// withoutStrays returns the operations without the look for strays at their end, and the wait for it: an
+// Apply that does not know the state before it has one, and it is no difference.
 func withoutStrays(operations []string) []string {
 	n := len(operations)
 	if n == 0 || operations[n-1] != fake.EndStrays {
@@ -132,12 +132,12 @@ func withoutStrays(operations []string) []string {
 	return operations[:n]
 }
 
-// failsToLook reports whether the operations, the last of which failed, are of the look for strays alone.
+// failsToLook reports whether the operations, the last of which failed, belong to the look for strays alone.
 func failsToLook(operations []string) bool {
 	return !slices.ContainsFunc(operations, func(o string) bool { return o != "grace" && !strings.HasPrefix(o, fake.Forget) })
 }
 
-// apply applies and returns the operations it took, without a look for strays.
+// apply applies a state and returns the operations, without a look for strays.
 func (b *bench) apply(d reconcile.Desired) (reconcile.Difference, []string) {
 	b.Helper()
 	before := len(b.maps.Operations)
@@ -241,7 +241,7 @@ func TestReuse(t *testing.T) {
 		b.apply(small("web", fmt.Sprintf("10.0.%d.%d:80", round/250, round%250)))
 	}
 	contents, _ := b.maps.Contents()
-	// Backends alternate between two positions: 600 tenants are 300 each, and
+	// Backends alternate between two positions: 600 backends are 300 at each, and
 	// generation 256 is 1 again.
 	for index, record := range contents.Backends {
 		if record.Generation != 300-255 {
@@ -255,7 +255,7 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-// direct is the service with direct return.
+// direct returns the service with direct return.
 func direct(s model.Service) model.Service {
 	s.Forwarding, s.Tracking = model.ForwardingDSRIPIP, model.TrackingNone
 	return s
@@ -273,8 +273,8 @@ func TestRenameTakesOverWithoutAGap(t *testing.T) {
 put service 0/1 new slots 0+251`)
 }
 
-// TestRenamedTableIsThatOfTheNewName: a service that has the position of one with another name has the same table as in a daemon
-// that never knew the other name, though all else that makes the table is the same.
+// TestRenamedTableIsThatOfTheNewName: a service with the position of one with another name has the same table as in a
+// daemon that never knew the other name, although nothing but the name has changed.
 func TestRenamedTableIsThatOfTheNewName(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80")))
@@ -290,7 +290,7 @@ func TestRenamedTableIsThatOfTheNewName(t *testing.T) {
 	}
 }
 
-// TestDirectRenameTakesOverWithoutAGap: with direct return the slots of all flows are others under another name.
+// TestDirectRenameTakesOverWithoutAGap: with direct return, all flows have other slots under another name.
 func TestDirectRenameTakesOverWithoutAGap(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(desired(direct(service("old", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))))
@@ -330,11 +330,11 @@ func TestSplitKeepsFlows(t *testing.T) {
 func TestARestartOwesAGrace(t *testing.T) {
 	b := newBench(t, model.Limits{Services: 2, Backends: 9, Slots: 502})
 	for _, name := range []string{"first", "second", "third"} {
-		d := desired(direct(service(name, "192.0.2.10:80", "10.0.0.2:80"))) // no heir has its place
+		d := desired(direct(service(name, "192.0.2.10:80", "10.0.0.2:80"))) // no heir has its position
 		d.Limits = model.Limits{Services: 2, Backends: 9, Slots: 502}
 		_, operations := b.apply(d)
-		// The third has the place of the first, which the second run gave up and
-		// did not wait.
+		// The third has the position of the first, which the second run gave up
+		// without waiting.
 		if slices.Contains(operations, "grace") != (name == "third") {
 			t.Errorf("%s: operations %q", name, operations)
 		}
@@ -388,7 +388,7 @@ func TestFamiliesHaveTheirOwnTables(t *testing.T) {
 			}
 		}
 	}
-	// Adopted, the halves are still known apart.
+	// After adoption, the halves are still told apart.
 	b.r = reconcile.New(b.maps)
 	if difference, operations := b.apply(d); !difference.Empty() || len(operations) > 0 {
 		t.Errorf("after adoption: %s\n%q", difference, operations)
@@ -550,8 +550,8 @@ func TestBeforeNaming(t *testing.T) {
 	}
 }
 
-// TestBeforeForgetting: backends are given other sources when the new ones are known and before
-// the old ones go, and nothing is called where none goes.
+// TestBeforeForgetting: backends get other sources when the new ones are known and before
+// the old ones go, and nothing is called if none goes.
 func TestBeforeForgetting(t *testing.T) {
 	maps := fake.New(roomy)
 	calls := 0
@@ -592,8 +592,8 @@ func TestBeforeForgetting(t *testing.T) {
 	}
 }
 
-// TestBackendChanges: they are known without reading the maps, also where removing or putting one
-// failed, and each is told once.
+// TestBackendChanges: changes of backends are known without reading the maps, even if a removal or a put
+// failed, and each is reported once.
 func TestBackendChanges(t *testing.T) {
 	b := newBench(t, roomy)
 	told := func(put, gone string) {
@@ -633,7 +633,7 @@ func TestBackendChanges(t *testing.T) {
 	b.maps.Fault = nil
 	b.apply(other)
 	told("", "2/1 10.0.0.3:80")
-	// Gone and there again, and another at the place of one that is gone, in between.
+	// A backend is gone and there again, and in between another one has its position.
 	one := desired(service("web", "192.0.2.10:80", "10.0.0.2:80"))
 	one.Limits.Backends = 3
 	b.apply(one)
@@ -669,8 +669,8 @@ grace
 delete backend 3/1`)
 }
 
-// A deletion that is told as failed may have happened: the service's slots wait like those of any
-// deleted one before they are written again.
+// A deletion that is reported as failed may have happened: the service's slots wait, like a deleted
+// service's, before they are written again.
 func TestSlotsOfAServiceThatComesBackWaitForAGrace(t *testing.T) {
 	b := newBench(t, roomy)
 	two := desired(service("web", "192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80"))
@@ -697,7 +697,7 @@ func TestASmallLimitDoesNotTrapLeftovers(t *testing.T) {
 	b.apply(with(251, "10.0.0.1:80 10.0.0.2:80"))
 	for _, prefix := range []string{"write slots", "put service", "grace", "put backend"} {
 		b.maps.Fault = failing(prefix, fake.After)
-		// Neither pair has anything in common with what is there or half there.
+		// Neither pair has a backend in common with the present or half-written ones.
 		for _, pair := range []string{"10.0.0.3:80 10.0.0.4:80", "10.0.0.5:80 10.0.0.6:80"} {
 			if _, err := b.r.Apply(with(509, pair)); !errors.Is(err, fake.ErrInjected) {
 				t.Errorf("failing %q: %v", prefix, err)
@@ -719,8 +719,8 @@ func TestTheLastFrontendOfAVIPGoesLast(t *testing.T) {
 	b.apply(desired(fresh))
 }
 
-// A service that begins to remember flows may remember some with a backend that leaves it by the
-// same change, while slots still name that.
+// A service that begins to remember flows may remember some with a backend that leaves it in the
+// same change, while slots still name the backend.
 func TestStraysOfAServiceThatBeginsToRemember(t *testing.T) {
 	b := newBench(t, roomy)
 	state := func(tracking model.Tracking, backends string) reconcile.Desired {
@@ -780,7 +780,7 @@ func TestTableBeforeForgetsWhoLeaves(t *testing.T) {
 	if got := leading(); !slices.Equal(got, []string{"10.0.0.2:80", "10.0.0.3:80"}) {
 		t.Fatalf("the table before leads to %v", got)
 	}
-	for _, how := range []fake.Fault{fake.Before, fake.Half, fake.After} { // of what is written last
+	for _, how := range []fake.Fault{fake.Before, fake.Half, fake.After} { // of the last write
 		b.maps.Fault = failing(fake.Forget, how)
 		if _, err := b.r.Apply(state(509, "10.0.0.3:80")); !errors.Is(err, fake.ErrInjected) || !strings.Contains(err.Error(), "table before") {
 			t.Errorf("writing fails: %v", err)
@@ -791,7 +791,7 @@ func TestTableBeforeForgetsWhoLeaves(t *testing.T) {
 	if got := leading(); !slices.Equal(got, []string{"10.0.0.3:80"}) {
 		t.Errorf("after 10.0.0.2 has left, the table before leads to %v", got)
 	}
-	// In one step, and found by another process.
+	// In one step, and adopted by another process.
 	b.apply(state(251, "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"))
 	b.apply(state(1021, "10.0.0.3:80 10.0.0.4:80"))
 	if got := leading(); slices.Contains(got, "10.0.0.2:80") {

@@ -19,10 +19,10 @@ func settling(services ...model.Service) reconcile.Desired {
 	return d
 }
 
-// translated are flows of NAT, and where each is.
+// translated are flows of NAT, each with its backend.
 type translated map[fake.Flow]reconcile.BackendRef
 
-// dial begins so many flows at a frontend.
+// dial begins flows at a frontend.
 func (b *bench) dial(at string, count int) translated {
 	flows := translated{}
 	for i := range count {
@@ -34,7 +34,7 @@ func (b *bench) dial(at string, count int) translated {
 	return flows
 }
 
-// stay requires that the flows are where they were.
+// stay requires that the flows still have their backends.
 func (b *bench) stay(what string, flows translated) {
 	b.Helper()
 	for f, to := range flows {
@@ -45,7 +45,7 @@ func (b *bench) stay(what string, flows translated) {
 	}
 }
 
-// remnants are the services that are remnants, each with who receives for it.
+// remnants returns the services that are remnants, each with its receiver.
 func (b *bench) remnants() (all []string) {
 	contents, _ := b.maps.Contents()
 	for _, s := range contents.Services {
@@ -125,7 +125,8 @@ func affine(s model.Service) model.Service {
 	return s
 }
 
-// TestMergeWithAffinity leaves nothing, with affinity on either side, and a remnant goes when its receiver gets it.
+// TestMergeWithAffinity: a merge leaves no remnant with affinity on either side, and a remnant goes when its receiver
+// gets affinity.
 func TestMergeWithAffinity(t *testing.T) {
 	site := service("site", "192.0.2.10:81", threeAlike)
 	for what, c := range map[string]struct{ before, after []model.Service }{
@@ -154,7 +155,8 @@ func TestMergeWithAffinity(t *testing.T) {
 	}
 }
 
-// TestComesAgainWithAffinity has another position than its remnant: what clients were remembered with there is too old.
+// TestComesAgainWithAffinity: a service that comes again has another position than its remnant, because the remembered
+// backends of clients there are too old.
 func TestComesAgainWithAffinity(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(settling(web, shop))
@@ -171,8 +173,8 @@ func TestComesAgainWithAffinity(t *testing.T) {
 	b.stay("after a restart", flows)
 }
 
-// TestComesAgainInDoubt: a merge fails where its remnant is put, and then the service comes again while the one that was to
-// receive for it cannot any more. So it receives for its own remnant.
+// TestComesAgainInDoubt: a merge fails when it puts its remnant. Then the service comes again, while the intended receiver
+// cannot receive any more. So the service receives for its own remnant.
 func TestComesAgainInDoubt(t *testing.T) {
 	for _, kind := range []fake.Fault{fake.Before, fake.After} {
 		b := newBench(t, roomy)
@@ -195,8 +197,8 @@ func TestComesAgainInDoubt(t *testing.T) {
 	}
 }
 
-// TestNoHeirByAFrontendInDoubt: a frontend that could not be put makes no heir of the service that wants it next. Clients of
-// the other frontends, which go, would meet the heir's lists of sources.
+// TestNoHeirByAFrontendInDoubt: a service that wants a frontend which could not be put before does not become an heir by
+// it. Clients of the other frontends, which go, would meet the heir's lists of sources.
 func TestNoHeirByAFrontendInDoubt(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(settling(web))
@@ -211,7 +213,7 @@ func TestNoHeirByAFrontendInDoubt(t *testing.T) {
 	}
 }
 
-// TestMergeOfDirectReturn leaves nothing: slots alone say where its flows are.
+// TestMergeOfDirectReturn: a merge leaves no remnant, because slots alone decide about its flows.
 func TestMergeOfDirectReturn(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(settling(direct(web), direct(shop)))
@@ -253,7 +255,7 @@ func TestRemnantGoesWithItsFlows(t *testing.T) {
 		t.Errorf("left %+v", left)
 	}
 
-	// A young one stays: what has not been answered is not counted.
+	// A young one stays: unanswered flows are not counted.
 	b.apply(settling(web, shop))
 	b.apply(settling(merged))
 	b.pass(settleTime / 2)
@@ -285,7 +287,7 @@ func TestMergeIsUndone(t *testing.T) {
 	}
 }
 
-// TestMergeOfMerges moves receivers: they are merged, renamed and removed themselves.
+// TestMergeOfMerges merges, renames and removes receivers.
 func TestMergeOfMerges(t *testing.T) {
 	b := newBench(t, roomy)
 	other := service("other", "192.0.2.11:80", threeAlike)
@@ -363,7 +365,7 @@ func TestRemnantsGiveTheirPositions(t *testing.T) {
 	b.wantRemnants("without room")
 }
 
-// TestMergeThatFails keeps the flows wherever it stops, if it is tried again.
+// TestMergeThatFails: a merge that stops at any operation keeps the flows, if it is tried again.
 func TestMergeThatFails(t *testing.T) {
 	for _, kind := range []fake.Fault{fake.Before, fake.After, fake.Half} {
 		for at := 0; ; at++ {
@@ -389,8 +391,9 @@ func TestMergeThatFails(t *testing.T) {
 	}
 }
 
-// TestRenameThatFails: a service gets another name, and its record cannot be put, or may have been. Its flows are the new one's all
-// the same: they go on where the rename is undone or tried again, or gives its frontend back as long as it translates.
+// TestRenameThatFails: a service gets another name, and its record cannot be put, or may have been. Its flows belong to
+// the new name all the same: they go on if the rename is undone or tried again, or if the service gives its frontend
+// back and still translates.
 func TestRenameThatFails(t *testing.T) {
 	site := service("site", "192.0.2.10:80", threeAlike)
 	rest := service("site", "192.0.2.10:81", "10.0.0.9")

@@ -18,7 +18,7 @@ const (
 	threeAlike = "10.0.0.2:80 10.0.0.3:80 10.0.0.4:80"
 )
 
-// tracked is a desired state of one direct-return service with a table of the given size.
+// tracked returns a desired state of one direct-return service with a table of the given size.
 func tracked(size uint32, backends string) reconcile.Desired {
 	s := service("web", "192.0.2.10:80", backends)
 	s.Forwarding, s.Tracking, s.TableSize = model.ForwardingDSRIPIP, model.TrackingAuto, size
@@ -27,7 +27,7 @@ func tracked(size uint32, backends string) reconcile.Desired {
 	return d
 }
 
-// settle lets Settle work, and returns what is left and the operations it took.
+// settle calls Settle, and returns the unsettled slots and the operations.
 func (b *bench) settle() (reconcile.Settling, []string) {
 	b.Helper()
 	before := len(b.maps.Operations)
@@ -45,7 +45,7 @@ func (b *bench) pass(d time.Duration) (reconcile.Settling, []string) {
 	return b.settle()
 }
 
-// unsettled are the dump's lines about slots that are not settled.
+// unsettled returns the dump's lines about slots that are not settled.
 func (b *bench) unsettled() string {
 	var lines []string
 	for line := range strings.Lines(b.dump()) {
@@ -56,7 +56,7 @@ func (b *bench) unsettled() string {
 	return strings.Join(lines, "\n")
 }
 
-// slots are those of the only service.
+// slots returns the slots of the only service.
 func (b *bench) slots() reconcile.Table {
 	contents, err := b.maps.Contents()
 	if err != nil || len(contents.Slots) != 1 {
@@ -68,7 +68,7 @@ func (b *bench) slots() reconcile.Table {
 	return nil
 }
 
-// flowAt is a flow whose hash falls into the middle of slot i of size, in its n-th part.
+// flowAt returns a flow whose hash falls into the middle of slot i of size, in its n-th part.
 func flowAt(i int, size, n uint64) fake.Flow {
 	return fake.Flow{Frontend: frontend("192.0.2.10:80"), Hash: uint32((uint64(i)*16+n+1)<<32/(size*16) + 1)}
 }
@@ -80,7 +80,7 @@ func TestSettledToTransitionAndBack(t *testing.T) {
 	if left, _ := b.settle(); left != (reconcile.Settling{}) {
 		t.Errorf("nothing to settle, but %+v", left)
 	}
-	// Much of backend 3's share goes elsewhere, and it stays.
+	// Backend 3 stays, but much of its share goes elsewhere.
 	start := b.now
 	b.apply(tracked(251, "10.0.0.2:80*4 10.0.0.3:80*4 10.0.0.4:80*2"))
 	b.want("after the change", b.unsettled(), `
@@ -128,7 +128,7 @@ func TestASecondChangeKeepsPrevious(t *testing.T) {
 	if left, operations := b.pass(10 * time.Minute); len(operations) > 0 || !left.Next.Equal(b.now.Add(5*time.Minute)) {
 		t.Errorf("the settle time begins anew: %+v, %q", left, operations)
 	}
-	// Back to A: a slot names it twice, and is still not settled.
+	// Back to A: a slot names A twice, and is still not settled.
 	b.apply(only(0))
 	b.want("and back to A", b.unsettled(), "slots: 251 in transition\nprevious backend 1 generation 1: 251 slots")
 	if got := b.slots().At(7); got.Current != got.Previous {
@@ -219,7 +219,7 @@ func TestMarkedSlots(t *testing.T) {
 	b.want("one has ended", b.unsettled(), "slots: 250 settled, 1 marked")
 	b.want("operations", strings.Join(operations, "\n"), "scan remembered\nwrite slots 5+1")
 
-	// Another change of a marked slot: who has no entry is on the current one.
+	// Another change of a marked slot: flows without an entry are on the current backend.
 	b.apply(tracked(251, "10.0.0.2:80 10.0.0.3:80*0"))
 	b.want("marked to transition", b.unsettled(), "slots: 251 in transition\nprevious backend 2 generation 1, draining: 251 slots")
 	left, _ = b.pass(settleTime)
@@ -276,14 +276,14 @@ func TestAnotherTableSize(t *testing.T) {
 	b.want("resized", b.unsettled(), "slots: 509 in transition\nprevious in the table before: 509 slots")
 	check("resized,", 2)
 
-	// A second one in that time keeps the table before, and gives up the one between.
+	// A second change of size in that time keeps the table before, and gives up the one in between.
 	b.now = b.now.Add(time.Minute)
 	_, operations = b.apply(sized(1021))
 	b.want("operations", strings.Join(operations, "\n"), "write slots 760+1021\nput service 0/1 web slots 760+1021 before 0+251")
 	check("twice resized,", 1)
 
-	// Slots that refer to the table before settle together: while any of them does, so
-	// must all, or a third size would have two tables before.
+	// Slots that refer to the table before settle together: all of them keep it while any does, or
+	// a third size would have two tables before.
 	b.now = b.now.Add(time.Minute)
 	changed := sized(1021)
 	changed.Services[0].Backends[0].Weight = 2
@@ -304,7 +304,7 @@ func TestAnotherTableSize(t *testing.T) {
 	check("settled,", 1)
 	b.dumpHas("slots 760 to 1780,", false)
 
-	// Its place is used again after a grace.
+	// Its part of the slots is used again after a grace.
 	_, operations = b.apply(sized(509))
 	b.want("operations", strings.Join(operations, "\n"),
 		"grace\nwrite slots 0+509\nput service 0/1 web slots 0+509 before 760+1021")
@@ -418,8 +418,8 @@ func TestFailuresOfSettle(t *testing.T) {
 	}
 }
 
-// failOnce lets the given operation of Settle fail, and then another Settle or an Apply go
-// on, after a restart if wanted. It is false if there are not so many operations.
+// failOnce makes the given operation of Settle fail, and then lets another Settle or an Apply
+// continue, after a restart if wanted. It returns false if there are fewer operations.
 func failOnce(t *testing.T, kind fake.Fault, at int, restart, apply bool) bool {
 	b := newBench(t, roomy)
 	b.apply(tracked(251, threeAlike))
@@ -489,7 +489,7 @@ func TestAdoptionBeginsSettlingAnew(t *testing.T) {
 	}
 }
 
-// TestApplyFinishesClosingFirst has Settle fail after closing, and Apply go on from there.
+// TestApplyFinishesClosingFirst has Settle fail after closing, and Apply continue from there.
 func TestApplyFinishesClosingFirst(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		b := newBench(t, roomy)
@@ -549,8 +549,8 @@ func TestAdoptionRefusesOddTransitions(t *testing.T) {
 	}
 }
 
-// TestDrainingIsPutAgain: the same place and generation, with another flag, also after a
-// restart that forgot the weights.
+// TestDrainingIsPutAgain: a backend is put again with the same position and generation and another flag, also after
+// a restart that forgot the weights.
 func TestDrainingIsPutAgain(t *testing.T) {
 	b := newBench(t, roomy)
 	b.apply(tracked(251, threeAlike))
@@ -565,7 +565,7 @@ func TestDrainingIsPutAgain(t *testing.T) {
 	}
 }
 
-// TestAnotherScanMendsTheLast: the first scan's results are written in part only, and the
+// TestAnotherScanMendsTheLast: only a part of the first scan's results is written, and the
 // second finds other results for the same service.
 func TestAnotherScanMendsTheLast(t *testing.T) {
 	b := newBench(t, roomy)
@@ -600,7 +600,7 @@ func TestAnotherScanMendsTheLast(t *testing.T) {
 	b.want("settled", b.unsettled(), "")
 }
 
-// TestTheSettleTimeBeginsWhenItIsWritten: until then programs find settled slots, and
+// TestTheSettleTimeBeginsWhenItIsWritten: until the slots are written, programs find settled ones, and
 // remember nothing.
 func TestTheSettleTimeBeginsWhenItIsWritten(t *testing.T) {
 	for _, c := range []struct {
@@ -623,7 +623,7 @@ func TestTheSettleTimeBeginsWhenItIsWritten(t *testing.T) {
 	}
 }
 
-// TestSettlingWaitsForNobody: who asks in the middle of a change hears what was left before it.
+// TestSettlingWaitsForNobody: a caller of Settling in the middle of a change gets the counts from before it.
 func TestSettlingWaitsForNobody(t *testing.T) {
 	asked := 0
 	var r *reconcile.Reconciler
@@ -648,8 +648,8 @@ func TestSettlingWaitsForNobody(t *testing.T) {
 	}
 }
 
-// TestClosesDown: with on_down: close, flows of a backend that goes down end, also of backends that drained before, and what
-// they were remembered with; without, they stay. Nothing is looked for again while the backend stays down.
+// TestClosesDown: with on_down: close, flows of a backend that goes down end with their remembered entries, also if the
+// backend drained before; without it, they stay. There is no second look for them while the backend stays down.
 func TestClosesDown(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		b := newBench(t, roomy)

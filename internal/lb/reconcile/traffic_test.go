@@ -17,14 +17,14 @@ import (
 // traffic is TCP flows through tracked services, at every moment of a history: between
 // any two operations, with programs that have read a slot before an operation and act on
 // it after. No flow may move, unless its backend is no longer wanted, its service is not
-// tracked or not its own any more, or it has been idle for the settle time. What an Apply
-// that failed did not want may be gone until one has succeeded.
+// tracked or not its own any more, or it has been idle for the settle time. Backends that a
+// failed Apply did not want may be gone until an Apply has succeeded.
 type traffic struct {
 	random  *rand.Rand // of a drawn seed: too many draws for rapid to shorten
 	now     time.Time
-	attempt reconcile.Desired   // what the last Apply tried
-	failed  []reconcile.Desired // what was tried before, since one succeeded
-	earlier []reconcile.Desired // all that was ever tried
+	attempt reconcile.Desired   // the state that the last Apply tried
+	failed  []reconcile.Desired // states tried before, since an Apply succeeded
+	earlier []reconcile.Desired // all states ever tried
 
 	succeeded bool
 	living    []*connection
@@ -51,7 +51,7 @@ func (w *world) restart() {
 	w.r = reconcile.New(w.maps, reconcile.Clock(func() time.Time { return w.now }))
 }
 
-// drawChange is the last attempt with other weights, one backend more or less, or another
+// drawChange returns the last attempt with other weights, one backend more or less, or another
 // size of a table; in one service or in all of them.
 func (w *world) drawChange() reconcile.Desired {
 	d := w.attempt
@@ -119,7 +119,7 @@ func (w *world) giveUp(c *connection, keep bool, why string) bool {
 	return true
 }
 
-// promised is why the flow may be lost, or nothing.
+// promised returns the reason why the flow may be lost, or nothing.
 func (w *world) promised(c *connection) string {
 	for _, d := range w.failed {
 		if why := w.mayLose(c, d); why != "" {
@@ -150,7 +150,7 @@ func (w *world) mayLose(c *connection, d reconcile.Desired) string {
 // closed reports whether a service ends the flows of its backend.
 func closed(s *model.Service, b model.Backend) bool { return s.ClosesDown && b.Observed.Down }
 
-// during lets packets through between any two operations.
+// during sends packets between any two operations.
 func (w *world) during(fault func(string) fake.Fault) func(string) fake.Fault {
 	return func(operation string) fake.Fault {
 		w.some(3)
@@ -161,7 +161,7 @@ func (w *world) during(fault func(string) fake.Fault) func(string) fake.Fault {
 	}
 }
 
-// send lets a packet of most flows through, and many others.
+// send sends a packet of most flows, and many others.
 func (w *world) send() {
 	for _, c := range slices.Clone(w.living) {
 		if w.random.IntN(8) > 0 {
@@ -206,7 +206,7 @@ func (w *world) open() {
 	}
 }
 
-// packet sends one more, or the first half of one, and looks where it goes.
+// packet sends one more packet of a flow, or the first half of one, and checks its backend.
 func (w *world) packet(c *connection, half bool) {
 	if c.run != nil {
 		w.goesOn(c, c.run.Finish())
@@ -234,7 +234,7 @@ func (w *world) goesOn(c *connection, to reconcile.BackendRef) {
 	}
 }
 
-// settle calls Settle with the fault, and checks what it says against the maps.
+// settle calls Settle with the fault, and checks its result against the maps.
 func (w *world) settle(fault func(string) fake.Fault) {
 	w.maps.Fault = w.during(fault)
 	left, err := w.r.Settle()
@@ -296,8 +296,8 @@ func (w *world) settleAll() {
 	w.Fatalf("not settled:\n%s", reconcile.Dump(contents))
 }
 
-// checkStrays checks that no flow is remembered with a backend that neither its service has, nor, with NAT, one that has
-// got a frontend of it: the flow may have begun there.
+// checkStrays checks that each flow is remembered with a backend of its service or, with NAT, of a service that has
+// got one of its frontends: the flow may have begun there.
 func (w *world) checkStrays() {
 	has := func(name string, flow model.Frontend, backend model.BackendAddress) bool {
 		return slices.ContainsFunc(w.attempt.Services, func(s *model.Service) bool {
@@ -325,8 +325,8 @@ func (w *world) checkStrays() {
 	}
 }
 
-// checkPrevious checks what the exact comparison does not: that previous backends are the
-// service's own, and drain as it says.
+// checkPrevious adds to the exact comparison that previous backends are the
+// service's own, and drain as the service says.
 func (w *world) checkPrevious(c reconcile.Contents) {
 	weights := map[string]map[model.BackendAddress]uint32{}
 	tracked := map[string]bool{}

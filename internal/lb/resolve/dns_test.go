@@ -38,7 +38,7 @@ func serve(t *testing.T, address, port string, answer func(*dns.Msg, dns.Questio
 		m := new(dns.Msg)
 		m.SetReply(asked)
 		r.answer(m, asked.Question[0], w.LocalAddr().Network())
-		_ = w.WriteMsg(m) // who has given up does not read it
+		_ = w.WriteMsg(m) // a client that has given up does not read it
 	})
 	for _, server := range []*dns.Server{{PacketConn: udp, Handler: handler}, {Listener: tcp, Handler: handler}} {
 		started := make(chan struct{})
@@ -50,7 +50,7 @@ func serve(t *testing.T, address, port string, answer func(*dns.Msg, dns.Questio
 	return r
 }
 
-// stubOf asks resolvers in their order, as a file with these lines says.
+// stubOf returns a stub that asks resolvers in their order, as a file with these lines says.
 func stubOf(t *testing.T, port string, lines ...string) stub {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "resolv.conf")
@@ -60,7 +60,7 @@ func stubOf(t *testing.T, port string, lines ...string) stub {
 	return stub{path: path, port: port}
 }
 
-// records are lines of a zone file.
+// records parses lines of a zone file.
 func records(t *testing.T, lines ...string) (all []dns.RR) {
 	t.Helper()
 	for _, line := range lines {
@@ -73,7 +73,7 @@ func records(t *testing.T, lines ...string) (all []dns.RR) {
 	return all
 }
 
-// TestLookup: addresses and TTL of what resolvers answer, and what is wrong where they do not.
+// TestLookup: addresses and TTL of resolvers' answers, and the error if there are none.
 func TestLookup(t *testing.T) {
 	big := make([]string, 200)
 	for i := range big {
@@ -157,8 +157,8 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// TestSilentResolver: a resolver that says nothing, or nonsense, costs its timeout; a lookup that is not wanted any more
-// costs nothing.
+// TestSilentResolver: a resolver that answers nothing, or nonsense, costs its timeout; a lookup that is not wanted any
+// more costs nothing.
 func TestSilentResolver(t *testing.T) {
 	for what, says := range map[string][]byte{"nothing": nil, "nonsense": []byte("hello")} {
 		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -208,7 +208,7 @@ func TestSilentResolver(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever an answer has in it, what is read are addresses, each once, that hold for a bounded time.
+// FuzzRead reads any answer, and expects addresses, each once, that hold for a bounded time.
 func FuzzRead(f *testing.F) {
 	m := new(dns.Msg)
 	m.SetQuestion("web.example.org.", dns.TypeA)

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// answers are those of a fixed zone.
+// answers returns the answers of a fixed zone.
 func answers(q Question) Answer {
 	of := func(texts ...string) (all []netip.Addr) {
 		for _, t := range texts {
@@ -36,8 +36,8 @@ func frontends(addresses ...string) (all []model.Frontend) {
 	return all
 }
 
-// TestExpand: names become backends, of the families that a service can use; what the service has already, and what no
-// server can have, is left out.
+// TestExpand: names become backends, of the families that a service can use. Addresses that the service has already,
+// and addresses that no server can have, are left out.
 func TestExpand(t *testing.T) {
 	name := func(dns string, port, most uint16) model.BackendName {
 		return model.BackendName{DNS: dns, Port: port, Weight: 3, CheckPort: 9, Max: most}

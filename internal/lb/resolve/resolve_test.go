@@ -111,8 +111,8 @@ func (b *bed) condition() string {
 	return ""
 }
 
-// TestFollow: a name is asked again when its TTL has passed. Failures keep the last answer, with a condition, and are
-// retried; what an answer does not have any more leaves after a while, unless it comes back.
+// TestFollow: a name is looked up again when its TTL has passed. Failures keep the last answer, with a condition, and
+// are retried. An address that is not in the answer any more leaves after a while, unless it comes back.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, filepath.Join(t.TempDir(), "names"))
@@ -175,7 +175,7 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestAwait: a name that is not known is waited for, until it has an answer, a failure, or no more time.
+// TestAwait: a wait for an unknown name ends with an answer, a failure, or the end of its time.
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, filepath.Join(t.TempDir(), "names"))
@@ -208,7 +208,7 @@ func TestAwait(t *testing.T) {
 	})
 }
 
-// TestAnswersAreKept: the next process begins with what this one knew, also where the DNS fails.
+// TestAnswersAreKept: the next process begins with the answers of this one, even if the DNS fails.
 func TestAnswersAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state", "names.json")

@@ -19,14 +19,14 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// bench is Routes between a data plane that writes down what it is told and a resolver that finds
-// what a test says.
+// bench is Routes between a data plane that records its writes and a resolver that finds
+// the hops that a test names.
 type bench struct {
 	*testing.T
 	*Routes
 	written    []string // since the last wrote
 	fails      error    // of every write
-	failsAt    uint32   // if set, of those to the backend at this index alone
+	failsAt    uint32   // if set, only writes to the backend at this index fail
 	wanted     []netip.Addr
 	silent     map[netip.Addr]bool // the addresses that Wait does not see resolved
 	waitedFor  []netip.Addr
@@ -65,7 +65,7 @@ func (b *bench) failing(r reconcile.BackendRef) error {
 	return b.fails
 }
 
-// finder is the bench as the resolver: two of its methods are called like those of Routes.
+// finder is the bench as the resolver: two of its methods have the names of methods of Routes.
 type finder struct{ *bench }
 
 func (f finder) Want(addresses []netip.Addr) { f.wanted = addresses }
@@ -80,7 +80,7 @@ func (f finder) Unreachable(a netip.Addr) bool { return f.silent[a] }
 func (f finder) Changed() <-chan struct{}      { return nil }
 func (f finder) Close(bool) error              { return nil }
 
-// wrote compares what was written since it was last asked, in any order.
+// wrote compares the writes since its last call, in any order.
 func (b *bench) wrote(want ...string) {
 	b.Helper()
 	slices.Sort(b.written)
@@ -91,8 +91,8 @@ func (b *bench) wrote(want ...string) {
 	b.written = nil
 }
 
-// sources compares what NATSources says where a service of NAT has the backends, and one of direct
-// return another.
+// sources compares the result of NATSources for a service of NAT with the backends, beside a service of direct
+// return with another one.
 func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
 	b.Helper()
 	nat, direct := services(backends...), services(three)
@@ -103,7 +103,7 @@ func (b *bench) sources(backends []netip.Addr, want ...netip.Addr) {
 	}
 }
 
-// retried compares how often it was told that sources have changed, since it was last asked.
+// retried compares the number of reports that sources have changed, since its last call.
 func (b *bench) retried(want int) {
 	b.Helper()
 	if b.retries != want {
@@ -126,7 +126,7 @@ func record(index uint32, address netip.Addr, port uint16) reconcile.BackendReco
 		BackendAddress: model.BackendAddress{Address: address, Port: port}}
 }
 
-// services is one service of NAT with backends at these addresses.
+// services returns one service of NAT with backends at these addresses.
 func services(backends ...netip.Addr) []*model.Service {
 	s := model.Service{Name: "web", Forwarding: model.ForwardingNAT}
 	for _, a := range backends {
@@ -135,8 +135,8 @@ func services(backends ...netip.Addr) []*model.Service {
 	return []*model.Service{&s}
 }
 
-// TestHopsReachTheRecords: whichever comes second, the hop or the record, writes the route; a record
-// for each port has it, and one that is gone is not written to.
+// TestHopsReachTheRecords: the route is written when both hop and record are there, in either order; a record
+// for each port gets it, and a record that is gone is not written to.
 func TestHopsReachTheRecords(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))
@@ -148,9 +148,9 @@ func TestHopsReachTheRecords(t *testing.T) {
 	b.wrote("3 hop 3 02:00:00:00:00:01")
 	b.hopChanged(&neighbour.Hop{Address: one, Interface: 3, MAC: anotherMAC, Resolved: true})
 	b.wrote("1 hop 3 02:00:00:00:00:02", "3 hop 3 02:00:00:00:00:02")
-	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4}) // nobody has answered yet
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4}) // no host has answered yet
 	b.wrote()
-	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // who answered before does not now
+	b.hopChanged(&neighbour.Hop{Address: two, Interface: 4, MAC: mac}) // the host that answered before does not now
 	b.wrote("2 hop 4 02:00:00:00:00:01")
 	b.Change([]reconcile.BackendRecord{record(2, two, 80), record(4, two, 443)}, []reconcile.BackendRecord{record(1, one, 80)})
 	b.wrote("2 hop 4 02:00:00:00:00:01", "4 hop 4 02:00:00:00:00:01")
@@ -164,8 +164,8 @@ func TestHopsReachTheRecords(t *testing.T) {
 	b.wrote("3 hop 3 02:00:00:00:00:01")
 }
 
-// TestSources: the configured addresses, of the backend's family, else what the route says, else
-// what it last said.
+// TestSources: the configured addresses, of the backend's family, else the route's source, else
+// its last source.
 func TestSources(t *testing.T) {
 	b := newBench(t)
 	backends := []netip.Addr{one, six}
@@ -176,7 +176,7 @@ func TestSources(t *testing.T) {
 	b.retries = 0
 	b.hopChanged(&neighbour.Hop{Address: one, Source: ours})
 	b.wrote("1 sources [10.0.0.100]")
-	b.retried(1) // none was known of when it was last asked
+	b.retried(1) // none was known at the last call
 	b.hopChanged(&neighbour.Hop{Address: six, Source: oursSix})
 	b.wrote("6 sources [2001:db8::100]")
 	b.sources(backends, ours, oursSix)
@@ -210,8 +210,8 @@ func TestSources(t *testing.T) {
 	b.sources(backends, other, oursSix)
 }
 
-// TestSourcesStay: what flows are sent from stays a source as long as the host has the address, and a
-// moment longer; a start takes over what there was before. What NAT has no backends for is none.
+// TestSourcesStay: an address that flows are sent from stays a source as long as the host has it, and a
+// moment longer; a start takes over the earlier sources. An address of a family without backends of NAT is none.
 func TestSourcesStay(t *testing.T) {
 	b := newBench(t)
 	b.now = time.Now()
@@ -257,7 +257,7 @@ func TestSourcesStay(t *testing.T) {
 		t.Error("a configured source is over")
 	}
 	b.configured = nil
-	b.sources(backends, ours, other) // nobody answers for it any more
+	b.sources(backends, ours, other) // no host answers for it any more
 }
 
 // TestLostSource: the last source towards a backend without a route is given up when the host has lost
@@ -287,7 +287,7 @@ func TestLostSource(t *testing.T) {
 	b.sources([]netip.Addr{one}, ours)
 }
 
-// TestNothingIsTriedAgainBeforeTheFirstChange: its own plan asks for the sources.
+// TestNothingIsTriedAgainBeforeTheFirstChange: the first change's own plan asks for the sources.
 func TestNothingIsTriedAgainBeforeTheFirstChange(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))
@@ -339,7 +339,7 @@ func TestAwait(t *testing.T) {
 	await(web(at(one), at(three)))
 	await(web(at(one)))
 	await(web(at(one), at(two)), two) // it was gone in between
-	b.Follow(web(at(one), at(three))) // a check has found it well, and nobody waits for that
+	b.Follow(web(at(one), at(three))) // a check has found it well, and no change waits for that
 	await(web(at(one), down(three)))
 	await(web(at(one), at(three)), three)
 }
@@ -380,8 +380,8 @@ func TestDue(t *testing.T) {
 	due(after, two) // it was not brought, so the next change waits for it
 }
 
-// TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. What the maps have is
-// followed, whether a service names it or not.
+// TestWhatIsGoneIsForgotten: a backend that comes back is looked up anew. Backends in the maps are
+// followed, whether a service names them or not.
 func TestWhatIsGoneIsForgotten(t *testing.T) {
 	b := newBench(t)
 	wants := func(want ...netip.Addr) {
@@ -414,7 +414,7 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 	}
 }
 
-// TestFailedWrites: one that fails is told, unless the backend went in the meantime.
+// TestFailedWrites: a failed write is reported, unless the backend went in the meantime.
 func TestFailedWrites(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one))
@@ -438,7 +438,7 @@ func TestFailedWrites(t *testing.T) {
 }
 
 // TestOneFailureCostsOne: a backend that cannot be written, as behind an interface without programs,
-// has no change write the others.
+// does not make each change write the others.
 func TestOneFailureCostsOne(t *testing.T) {
 	b := newBench(t)
 	b.Follow(services(one, two))

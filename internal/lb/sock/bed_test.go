@@ -50,7 +50,7 @@ type bed struct {
 	maps     *reconcile.Reconciler
 	options  Options
 	sockets  *Sockets
-	members  *Members // of the last time that backends may have left a service
+	members  *Members // from the last time that backends may have left a service
 }
 
 // noting is a data plane whose bed notes the members of services.
@@ -74,7 +74,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newBed makes it all, with the programs attached.
+// newBed returns a bed with the programs attached.
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	b := newBare(t)
@@ -82,7 +82,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// newBare is a bed without the programs.
+// newBare returns a bed without the programs.
 func newBare(t *testing.T) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -154,7 +154,7 @@ func (b *bed) serve(services ...model.Service) {
 	must(b.T, err)
 }
 
-// service is one of TCP and UDP at addresses and ports, with backends "address:port".
+// service returns a service of TCP and UDP at an address and ports, with backends "address:port".
 func service(name, address string, ports value.PortRange, backends ...string) model.Service {
 	s := model.Service{Name: name, Forwarding: model.ForwardingNAT, Tracking: model.TrackingAuto, TableSize: 251}
 	for _, protocol := range []model.Protocol{model.TCP, model.UDP} {
@@ -169,7 +169,7 @@ func service(name, address string, ports value.PortRange, backends ...string) mo
 
 func one(port uint16) value.PortRange { return value.PortRange{First: port, Last: port} }
 
-// outcome is how often something has become of a call.
+// outcome returns the count of an outcome of calls.
 func (b *bed) outcome(name string) uint64 {
 	b.Helper()
 	counts, err := b.sockets.Outcomes()
@@ -177,7 +177,7 @@ func (b *bed) outcome(name string) uint64 {
 	return counts[name]
 }
 
-// listenTCP accepts at an address, for the whole test, and says at each connection which it is.
+// listenTCP accepts at an address, for the whole test, and sends that address at each connection.
 func (b *bed) listenTCP(address string) string {
 	b.Helper()
 	l, err := net.Listen("tcp", address)
@@ -215,7 +215,7 @@ func (b *bed) listenUDP(address string) string {
 	return c.LocalAddr().String()
 }
 
-// socket is a bare one, because package net hides what is asked here.
+// socket is a bare socket, because package net hides the calls that are tested here.
 type socket struct {
 	*bed
 	fd int
@@ -233,7 +233,7 @@ func (b *bed) socket(family, kind, protocol int) socket {
 	return s
 }
 
-// sockaddr is an address for a socket of a family: IPv4 is mapped where that is IPv6.
+// sockaddr returns an address for a socket of a family: IPv4 is mapped for a socket of IPv6.
 func sockaddr(family int, to string) unix.Sockaddr {
 	at := netip.MustParseAddrPort(to)
 	if family == unix.AF_INET {
@@ -306,7 +306,7 @@ func (s socket) send(to string) error {
 	return unix.Sendto(s.fd, []byte("?"), 0, sockaddr(s.family(), to))
 }
 
-// ask sends a datagram (connected: to is "") and says who answered, and as whom.
+// ask sends a datagram (connected: to is "") and returns the backend that answered, and the answer's source address.
 func (s socket) ask(to string) (answered, as string) {
 	s.Helper()
 	if to == "" {
@@ -339,7 +339,7 @@ func (s socket) wantAsk(to, answered, as string) {
 	}
 }
 
-// wantGreeting reads what a TCP backend says.
+// wantGreeting reads the address that a TCP backend sends.
 func (s socket) wantGreeting(from string) {
 	s.Helper()
 	buffer := make([]byte, 100)

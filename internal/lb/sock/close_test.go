@@ -37,7 +37,7 @@ func eachWay(t *testing.T, f func(b *bed)) {
 	})
 }
 
-// pending is the error that waits at a socket; nil: it goes on.
+// pending returns the error that waits at a socket; nil: the socket goes on.
 func (s socket) pending() error {
 	s.Helper()
 	number, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
@@ -48,7 +48,7 @@ func (s socket) pending() error {
 	return unix.Errno(number)
 }
 
-// wantClosed has sockets closed, and expects how many are for the reasons.
+// wantClosed has sockets closed, and expects these numbers by reason.
 func (b *bed) wantClosed(want Closed) {
 	b.Helper()
 	counted := func() Closed {
@@ -65,14 +65,14 @@ func (b *bed) wantClosed(want Closed) {
 	}
 }
 
-// opened is a socket and what it is.
+// opened is a socket and its description.
 type opened struct {
 	socket
 	what string
 	ends bool
 }
 
-// everyKind connects sockets of every kind: those to a VIP whose backend will go, and others.
+// everyKind connects sockets of every kind: sockets to a VIP whose backend will go, and others.
 func everyKind(b *bed) (all []opened) {
 	add := func(what string, ends bool, family, kind int, to string) {
 		s := b.socket(family, kind, 0)
@@ -131,8 +131,8 @@ func TestCloseGone(t *testing.T) {
 	})
 }
 
-// A backend that is down keeps established connections, and loses the rest; one that drains keeps all.
-// So it is with packets. New ones go elsewhere, and when it is removed, the rest is closed, too.
+// A backend that is down keeps established connections, and loses the other sockets; one that drains keeps all.
+// Packets are treated the same. New sockets go elsewhere, and when the backend is removed, the rest is closed, too.
 func TestCloseDown(t *testing.T) {
 	eachWay(t, func(b *bed) {
 		other := b.listenTCP(second + ":8080")
@@ -181,8 +181,8 @@ func TestCloseDown(t *testing.T) {
 	})
 }
 
-// With on_down: close a backend that is down loses all sockets of the service, of TCP and UDP, with affinity and without. What a client
-// of affinity stays with is forgotten: it goes elsewhere, and stays there when the backend is back.
+// With on_down: close a backend that is down loses all sockets of the service, of TCP and UDP, with affinity and without. A client
+// of affinity forgets the backend: it goes elsewhere, and stays there when the backend is back.
 func TestCloseDownOnRequest(t *testing.T) {
 	for name, affinity := range map[string]time.Duration{"no affinity": 0, "affinity": time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -229,8 +229,8 @@ func TestCloseDownOnRequest(t *testing.T) {
 	}
 }
 
-// fullListener listens at an address, and its queue of one connection is full once that is established,
-// so that the next handshake hangs.
+// fullListener listens at an address, with a queue that one established connection fills, so that the
+// next handshake hangs.
 func (b *bed) fullListener(address string) socket {
 	b.Helper()
 	l := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
@@ -240,7 +240,7 @@ func (b *bed) fullListener(address string) socket {
 	return l
 }
 
-// A backend that comes back with the same address, and even in the same place, is another one: the
+// A backend that comes back with the same address, and even at the same position, is another one: the
 // sockets of its predecessor are closed, and its own stay.
 func TestCloseByGeneration(t *testing.T) {
 	eachWay(t, func(b *bed) {
@@ -260,8 +260,8 @@ func TestCloseByGeneration(t *testing.T) {
 	})
 }
 
-// Sockets are closed in every network namespace that has processes of the cgroup, and only theirs:
-// what shunt gave no backend is not known to it.
+// Sockets are closed in every network namespace that has processes of the cgroup, and only their sockets:
+// shunt does not know a socket that it gave no backend.
 func TestCloseInEveryNamespace(t *testing.T) {
 	eachWay(t, func(b *bed) {
 		b.listenTCP(first + ":8080")
@@ -299,7 +299,7 @@ func TestCloseInEveryNamespace(t *testing.T) {
 // A listener that once was a client is no client.
 func TestCloseLeavesListeners(t *testing.T) {
 	b := newBed(t)
-	b.serve(service("web", vip, one(80), first+":8080")) // nobody listens there
+	b.serve(service("web", vip, one(80), first+":8080")) // no server listens there
 	s := b.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err := s.connect(vip + ":80"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Fatalf("connecting to a backend that does not listen: %v", err)
@@ -310,7 +310,7 @@ func TestCloseLeavesListeners(t *testing.T) {
 	b.wantClosed(Closed{})
 }
 
-// More sockets than fit into one reading are closed and counted, each once.
+// More sockets than fit into one read of the iterator are closed and counted, each once.
 func TestCloseMany(t *testing.T) {
 	eachWay(t, func(b *bed) {
 		b.serve(service("dns", vip, one(53), b.listenUDP(first+":5353")))
@@ -332,7 +332,7 @@ func TestCloseMany(t *testing.T) {
 }
 
 // A backend that leaves one service and stays in another loses the sockets of the first, and no others:
-// TCP, connected UDP, and what datagrams go on with. One that comes back has new sockets of its own.
+// TCP, connected UDP, and the choices of datagrams. A backend that comes back has new sockets of its own.
 func TestCloseLeft(t *testing.T) {
 	eachWay(t, func(b *bed) {
 		both, other := b.listenTCP(first+":8080"), b.listenTCP(second+":8080")

@@ -19,7 +19,7 @@ import (
 	"github.com/shunt-lb/shunt/test/space"
 )
 
-// linkIDs are the links that are pinned, by name.
+// linkIDs returns the ids of the pinned links, by name.
 func (b *bed) linkIDs() map[string]link.ID {
 	b.Helper()
 	ids := map[string]link.ID{}
@@ -35,7 +35,7 @@ func (b *bed) linkIDs() map[string]link.ID {
 }
 
 // A process that ends leaves all in place and working; the next one replaces the programs in their
-// links, and knows what sockets have been given.
+// links, and knows the backends that sockets have been given.
 func TestOutlivesItsProcess(t *testing.T) {
 	b := newBed(t)
 	backend := b.listenUDP(first + ":5353")
@@ -163,8 +163,8 @@ func TestAnotherLayout(t *testing.T) {
 	}
 }
 
-// The programs write to no map of the data plane: of what calls helpers to do so, each has its own map in
-// the first register.
+// The programs write to no map of the data plane: each call of a helper that writes to a map has a map of the
+// programs' own in the first register.
 func TestReadsOnly(t *testing.T) {
 	spec, err := loadSock()
 	must(t, err)

@@ -16,13 +16,13 @@ import (
 
 const nodePort = 30080
 
-// at6 adds the frontends and backends of IPv6 to a service.
+// at6 adds the frontends and backends of a service of IPv6 to a service.
 func at6(s model.Service, six model.Service) model.Service {
 	s.Frontends, s.Backends = append(s.Frontends, six.Frontends...), append(s.Backends, six.Backends...)
 	return s
 }
 
-// enterPod has the calling test's thread in another network namespace, whose lo is up and has the address of
+// enterPod moves the calling test's thread into another network namespace, whose lo is up and has the address of
 // the backends.
 func enterPod(t *testing.T) {
 	t.Helper()
@@ -51,7 +51,7 @@ func (b *bed) inAPod(name string, f func(pod *bed)) {
 	<-done
 }
 
-// Clients on this host have a service of their own at a frontend whose service says so, and nobody else does.
+// Clients on this host have a service of their own at a frontend whose service says so, and other clients do not.
 func TestInside(t *testing.T) {
 	b := newBed(t)
 	outer, inner := b.listenTCP(first+":8080"), b.listenTCP(second+":8080")
@@ -73,7 +73,7 @@ func TestInside(t *testing.T) {
 		tcp.wantPeer(at + ":80")
 		b.socket(unix.AF_INET6, unix.SOCK_DGRAM, 0).wantAsk(at+":80", backend, at+":80")
 	}
-	b.serve(everybodys, others) // as it is before the frontends of the other one are written
+	b.serve(everybodys, others) // the state before the frontends of the other one are written
 	asks(vip, outer)
 	b.serve(everybodys, others, own)
 	asks(vip, inner)
@@ -93,7 +93,7 @@ func TestInside(t *testing.T) {
 	stays.wantAsk(vip+":80", outer, vip+":80")
 }
 
-// A service at a loopback address is one at all of the family's, for the host's own sockets.
+// A service at a loopback address is at all loopback addresses of the family, for the host's own sockets.
 func TestLoopback(t *testing.T) {
 	b := newBed(t)
 	backend, backend6 := b.listenTCP(first+":8080"), b.listenTCP("["+first6+"]:8080")
@@ -166,8 +166,8 @@ func (b *bed) bindTo(family, kind int, at string) error {
 	return unix.Bind(s.fd, sockaddr(family, at))
 }
 
-// A port that the host has a service at can be bound by no program of the host, as if another one had it;
-// a pod's port is its own, and a service that is at other addresses takes no port of the host's.
+// No program of the host can bind a port that the host has a service at, as if another program had it. A pod's
+// port is its own, and a service at other addresses takes no port of the host.
 func TestBind(t *testing.T) {
 	b := newBed(t)
 	web := at6(service("web", "127.0.0.1", one(nodePort), first+":8080"), service("web", "::1", one(nodePort), "["+first6+"]:8080"))

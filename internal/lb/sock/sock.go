@@ -4,7 +4,7 @@
 //
 //	/sys/fs/bpf/shunt/<instance>/sockets/
 //	    connect4 …          the links, one for each hook, replaced in place
-//	    sh_sk_choices       what each socket has been given
+//	    sh_sk_choices       the backends that each socket has been given
 //	    sh_sk_clients       which backends clients of affinity stay with
 //	    sh_sk_outcomes      counters
 //

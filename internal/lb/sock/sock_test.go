@@ -123,8 +123,8 @@ func TestConnectedAndElsewhere(t *testing.T) {
 	s.wantAsk("", one1, vip+":53")
 }
 
-// Two VIPs of one socket are told apart by their backends; where they have one in common, the VIP that
-// was used last has all answers.
+// Two VIPs of one socket are told apart by their backends. If they have one in common, all its answers come from
+// the VIP that was used last.
 func TestTwoVIPs(t *testing.T) {
 	b := newBed(t)
 	one1, two := b.listenUDP(first+":5353"), b.listenUDP(second+":5353")
@@ -149,7 +149,7 @@ func TestTwoVIPs(t *testing.T) {
 	}
 }
 
-// More VIPs than a socket keeps: those used last are known.
+// More VIPs than a socket keeps: it knows the ones used last.
 func TestManyVIPs(t *testing.T) {
 	b := newBed(t)
 	var services []model.Service
@@ -245,7 +245,7 @@ func TestNoBackend(t *testing.T) {
 	}
 }
 
-// Services that only packets can be held against are left alone: the socket gets what it would get
+// Services with rules that only packets can be held against are left alone: the socket gets the same answer as
 // without shunt.
 func TestLeftToPackets(t *testing.T) {
 	b := newBed(t)
@@ -293,7 +293,7 @@ func TestKeptWhileItLives(t *testing.T) {
 	}
 }
 
-// Sockets are spread over backends, and with affinity those of a network namespace are not.
+// Sockets are spread over backends; with affinity, the sockets of a network namespace are not.
 func TestSpread(t *testing.T) {
 	b := newBed(t)
 	backends := []string{b.listenUDP(first + ":5353"), b.listenUDP(second + ":5353")}

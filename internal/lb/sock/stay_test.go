@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// asked is the backend that a new socket is given.
+// asked returns the backend that a new socket is given.
 func (b *bed) asked() string {
 	b.Helper()
 	s := b.socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -20,7 +20,7 @@ func (b *bed) asked() string {
 	return by
 }
 
-// clients is the map of the backends that clients with affinity stay with.
+// clients returns the backends that clients with affinity stay with.
 func (b *bed) clients() map[sockSockClient]sockSockStay {
 	b.Helper()
 	all := map[sockSockClient]sockSockStay{}
@@ -34,7 +34,7 @@ func (b *bed) clients() map[sockSockClient]sockSockStay {
 	return all
 }
 
-// age makes the time longer since clients have asked.
+// age lengthens the time since clients have asked.
 func (b *bed) age(by time.Duration) {
 	b.Helper()
 	for client, stay := range b.clients() {
@@ -43,11 +43,11 @@ func (b *bed) age(by time.Duration) {
 	}
 }
 
-// stayTime is the timeout of affinity. Times count from when the machine started, and a virtual machine
-// that was started for this test is not much older.
+// stayTime is the timeout of affinity. Times count from the start of the machine, and a virtual machine
+// that was started for this test is not much older than that.
 const stayTime = 20 * time.Second
 
-// stays is a service with affinity.
+// stays returns a service with affinity.
 func stays(backends ...string) model.Service {
 	s := service("stays", vip, one(53), backends...)
 	s.AffinityTimeout = stayTime
@@ -77,7 +77,7 @@ func TestAffinity(t *testing.T) {
 	b.age(stayTime / 2)
 	same("before the time is over", at[0])
 	b.age(stayTime / 2)
-	same("twice", at[0]) // it was asked for in between
+	same("twice", at[0]) // a client asked in between
 	drains := stays(at...)
 	drains.Backends[0].Weight = 0
 	b.serve(drains)

@@ -9,8 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestCloneSharesNothing fills every field that a configuration has, also those of tomorrow, and
-// looks for memory that the copy has in common with it.
+// TestCloneSharesNothing fills every field of a configuration, future ones included, and
+// looks for memory that the copy shares with it.
 func TestCloneSharesNothing(t *testing.T) {
 	var cfg model.Config
 	fill(t, "Config", reflect.ValueOf(&cfg).Elem())
@@ -33,7 +33,7 @@ func TestCloneSharesNothing(t *testing.T) {
 	}
 }
 
-// isValue is whether a type is copied whole by an assignment, though reflection cannot see it.
+// isValue reports whether an assignment copies a type completely, although reflection cannot see that.
 func isValue(t reflect.Type) bool {
 	return t == reflect.TypeFor[netip.Addr]() || t == reflect.TypeFor[netip.Prefix]()
 }
@@ -66,8 +66,8 @@ func fill(t *testing.T, path string, v reflect.Value) {
 	}
 }
 
-// shared are the paths of slices, maps and pointers that a and b, which are alike, have in common,
-// and how many were looked at.
+// shared returns the paths of slices, maps and pointers that a and b, which are alike, have in common,
+// and the number that were compared.
 func shared(path string, a, b reflect.Value) (found []string, seen int) {
 	below := func(path string, a, b reflect.Value) {
 		f, n := shared(path, a, b)

@@ -15,7 +15,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// memoryDisk keeps files as a machine does that may lose its power: what has not been
+// memoryDisk keeps files like a machine that may lose its power: data that were not
 // synchronized may be gone or torn afterwards.
 type memoryDisk struct {
 	files, durable map[string]*inode
@@ -78,8 +78,8 @@ func (d *memoryDisk) SyncDir(string) error {
 	return d.call(func() { d.durable = maps.Clone(d.files) })
 }
 
-// crash is the disk after the power was gone. The kernel may have written renames that
-// nobody asked it to write; text that was not synchronized is torn.
+// crash returns the disk after a loss of power. The kernel may have written renames without a
+// request; text that was not synchronized is torn.
 func (d *memoryDisk) crash(renamed bool) *memoryDisk {
 	after := newMemoryDisk()
 	from := d.durable
@@ -140,7 +140,7 @@ func TestRestart(t *testing.T) {
 	if got := w.Overrides(); !slices.EqualFunc(got, want, sameOverride) {
 		t.Errorf("after a restart drains are %+v, want %+v", got, want)
 	}
-	c.time = c.time.Add(time.Hour) // passes while nobody runs
+	c.time = c.time.Add(time.Hour) // passes while no process runs
 	if w, err = Open(path, c.now); err != nil {
 		t.Fatal(err)
 	}
@@ -252,13 +252,13 @@ func TestReplaceWrites(t *testing.T) {
 	expect(t, w, "web 10.0.0.2=5 10.0.0.3=5")
 }
 
-// document is a file with these overrides and the right checksum.
+// document returns a file with these overrides and the right checksum.
 func document(overrides string) string {
 	return fmt.Sprintf(`{"version": 2, "sha256": %q, "overrides": %s}`, sum([]byte(overrides)), overrides)
 }
 
-// TestCorruptFile cuts a good file everywhere, changes each of its bytes, and has others that
-// are not to be read. Each is kept aside, and the writer can be used.
+// TestCorruptFile cuts a good file everywhere, changes each of its bytes, and has other unreadable
+// files. Each is moved aside, and the writer can be used.
 func TestCorruptFile(t *testing.T) {
 	const records = `[{"address": "10.0.0.2", "port": 80, "kind": "weight", "weight": 3, "since": "2026-01-02T03:04:05Z", "by": "me", "uid": 0, "client": "shunt", "sources": ["file"]}]`
 	good := document(records)
@@ -310,7 +310,7 @@ func TestCorruptFile(t *testing.T) {
 	}
 }
 
-// TestUnreadable has a folder in the file's place: it is moved, and overrides are kept again.
+// TestUnreadable has a folder in the file's place: the folder is moved aside, and overrides are saved again.
 func TestUnreadable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "overrides")
 	if err := os.Mkdir(path, 0o700); err != nil {
@@ -329,7 +329,7 @@ func TestUnreadable(t *testing.T) {
 	expect(t, w, "web 10.0.0.2=0")
 }
 
-// TestNothingCanBeMoved has a disk that lets the file be read, and changes nothing.
+// TestNothingCanBeMoved has a disk that reads the file, and refuses each change.
 func TestNothingCanBeMoved(t *testing.T) {
 	d := newMemoryDisk()
 	d.files["overrides"] = &inode{[]byte("{"), true}
@@ -348,7 +348,7 @@ func TestNothingCanBeMoved(t *testing.T) {
 	expect(t, w, "web 10.0.0.2=0")
 }
 
-// FuzzDecode reads anything: what is taken is written again as it was read.
+// FuzzDecode reads any text: overrides that are accepted are written again as they were read.
 func FuzzDecode(f *testing.F) {
 	f.Add(`[]`)
 	f.Add(`[{"address": "10.0.0.2", "kind": "drain", "since": "2026-01-02T03:04:05Z", "by": "me", "uid": 1, "client": "", "sources": ["file"]}]`)

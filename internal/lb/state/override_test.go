@@ -28,7 +28,7 @@ func address(text string) model.BackendAddress {
 	return model.BackendAddress{Address: pair.Addr(), Port: pair.Port()}
 }
 
-// service has backends of weight 5, each written as its address, or as name=address.
+// service returns a service with backends of weight 5, each written as its address, or as name=address.
 func service(name string, backends ...string) model.Service {
 	s := model.Service{Name: name}
 	for _, b := range backends {
@@ -41,7 +41,7 @@ func service(name string, backends ...string) model.Service {
 	return s
 }
 
-// writer has a clock, no file, and what source "file" wants.
+// writer returns a writer with a clock, no file, and these services of source "file".
 func writer(t *testing.T, all ...model.Service) (*Writer, *clock) {
 	t.Helper()
 	w, c := NewWriter(), newClock()
@@ -57,7 +57,7 @@ func replace(t *testing.T, w *Writer, source string, all ...model.Service) {
 	}
 }
 
-// shown is the backends of all services with their weights, and what operators say of their
+// shown returns the backends of all services with their weights, and operators' overrides of their
 // health: "web 10.0.0.2=0 10.0.0.3=5,down".
 func shown(w *Writer) string {
 	var parts []string
@@ -81,7 +81,7 @@ func expect(t *testing.T, w *Writer, want string) {
 	}
 }
 
-// drainOf is a setting of KindDrain.
+// drainOf returns a setting of KindDrain.
 func drainOf(s Setting) Setting {
 	s.Kind = KindDrain
 	return s
@@ -94,7 +94,7 @@ func drain(t *testing.T, w *Writer, selector string, s Setting) {
 	}
 }
 
-// drained is the backends of the overrides in force.
+// drained returns the backends of the overrides in force.
 func drained(w *Writer) (all []string) {
 	for _, o := range w.Overrides() {
 		all = append(all, o.Backend.String())
@@ -261,7 +261,7 @@ func TestSourceThatHasNotSpoken(t *testing.T) {
 	if w, err = open("dir/overrides", c.now, d); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Clear("10.0.0.3"); err != nil { // before anybody has spoken
+	if _, err := w.Clear("10.0.0.3"); err != nil { // before any source has spoken
 		t.Error(err)
 	}
 	replace(t, w, "file", service("web", "10.0.0.3"))
@@ -269,7 +269,7 @@ func TestSourceThatHasNotSpoken(t *testing.T) {
 	if got := drained(w); !slices.Equal(got, []string{"10.0.0.4"}) {
 		t.Errorf("drained are %v: 10.0.0.2 has left, and 10.0.0.4 may still come", got)
 	}
-	replace(t, w, "other") // the first word is that there is nothing
+	replace(t, w, "other") // the first declaration has no services
 	if got := drained(w); len(got) != 0 {
 		t.Errorf("drained are %v, want none", got)
 	}
@@ -307,7 +307,7 @@ func set(t *testing.T, w *Writer, selector string, s Setting) {
 	}
 }
 
-// TestKinds has all kinds on one backend: what takes most away decides, each ends by itself,
+// TestKinds has all kinds on one backend: the most restrictive one decides, each ends by itself,
 // and a reload leaves them.
 func TestKinds(t *testing.T) {
 	all := []model.Service{service("web", "10.0.0.2", "10.0.0.3"), service("api", "10.0.0.2")}

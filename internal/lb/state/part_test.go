@@ -60,8 +60,8 @@ func TestPart(t *testing.T) {
 	}
 }
 
-// TestPartsAreAWhole: after any parts, drains and refusals the writer is as one that has been told, for each source, all at once;
-// and it refuses what that refuses.
+// TestPartsAreAWhole: after any parts, drains and refusals the writer equals one that got the whole declaration of each source at
+// once, and it refuses the same declarations.
 func TestPartsAreAWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := NewWriter()
@@ -132,7 +132,7 @@ func drawService(t *rapid.T, name string) model.Service {
 	return s
 }
 
-// override sets or clears one; it may find no such backend.
+// override sets or clears an override; there may be no such backend.
 func override(t *rapid.T, w *Writer) {
 	address := fmt.Sprintf("10.0.0.%d", rapid.IntRange(1, 3).Draw(t, "overridden"))
 	if rapid.IntRange(0, 3).Draw(t, "clear") == 0 {
@@ -153,7 +153,7 @@ func override(t *rapid.T, w *Writer) {
 	_, _ = w.Set(address, setting)
 }
 
-// wholes are the declarations of all sources.
+// wholes returns the declarations of all sources.
 func wholes(said map[string]map[string]model.Service) (all []Declaration) {
 	for _, source := range slices.Sorted(maps.Keys(said)) {
 		d := Declaration{Source: source}
@@ -165,7 +165,7 @@ func wholes(said map[string]map[string]model.Service) (all []Declaration) {
 	return all
 }
 
-// compareWithWhole holds the writer against one that is told all at once, with the same overrides.
+// compareWithWhole compares the writer with one that gets whole declarations, with the same overrides.
 func compareWithWhole(t *rapid.T, w *Writer, said map[string]map[string]model.Service) {
 	whole := NewWriter()
 	if _, err := whole.Replace(wholes(said)...); err != nil {
@@ -184,7 +184,7 @@ func compareWithWhole(t *rapid.T, w *Writer, said map[string]map[string]model.Se
 	}
 }
 
-// dump is a snapshot, but for its revision and for the order of services.
+// dump returns a snapshot as text, without its revision and without the order of services.
 func dump(s *Snapshot) string {
 	var lines []string
 	for _, list := range [][]*model.Service{s.Services, s.Configured} {
@@ -213,7 +213,7 @@ func dumpClaims(c claims) string {
 	return strings.Join(lines, "\n")
 }
 
-// many is so many services of so many backends each.
+// many returns services with the same number of backends each.
 func many(count, backends int) (all []model.Service) {
 	for i := range count {
 		s := model.Service{Name: fmt.Sprintf("s%05d", i), Frontends: []model.Frontend{frontend(fmt.Sprintf("10.96.%d.%d", i/256, i%256), 80, 80)}}
@@ -225,7 +225,7 @@ func many(count, backends int) (all []model.Service) {
 	return all
 }
 
-// cpuTime is the CPU time of this process so far, the collector's included.
+// cpuTime returns the CPU time of this process so far, the collector's included.
 func cpuTime(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -234,7 +234,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// BenchmarkPart is one weight among services of 100 backends, tried and taken over.
+// BenchmarkPart changes one weight among services of 100 backends, tried and taken over.
 func BenchmarkPart(b *testing.B) {
 	for _, count := range []int{100, 10_000} {
 		b.Run(fmt.Sprintf("%dx100", count), func(b *testing.B) {

@@ -26,7 +26,7 @@ func services(name string, frontends ...model.Frontend) []model.Service {
 	return []model.Service{{Name: name, Frontends: frontends}}
 }
 
-// configuration is the declaration of the source that configures the node.
+// configuration returns the declaration of the source that configures the node.
 func configuration(source string, config model.Config) Declaration {
 	return Declaration{Source: source, Node: &config.Node, Services: config.Services}
 }
@@ -74,7 +74,7 @@ func TestReplaceMerges(t *testing.T) {
 	}
 }
 
-// TestNodeHasOneOwner: the first source that configures the node goes on doing so, alone.
+// TestNodeHasOneOwner: only the first source that configures the node may configure it.
 func TestNodeHasOneOwner(t *testing.T) {
 	w := NewWriter()
 	limits := func(n uint32) model.Config { return model.Config{Node: model.Node{Limits: model.Limits{Flows: n}}} }
@@ -96,7 +96,7 @@ func TestNodeHasOneOwner(t *testing.T) {
 	}
 }
 
-// TestReplaceSeveral: several sources change in one step or not at all, and of two that meet, the
+// TestReplaceSeveral: several sources change in one step or not at all, and of two that conflict, the
 // later one is refused.
 func TestReplaceSeveral(t *testing.T) {
 	w := NewWriter()
@@ -156,7 +156,7 @@ func TestTry(t *testing.T) {
 	}
 }
 
-// TestNodeIsACopy: the writer's node does not change with the caller's.
+// TestNodeIsACopy: the writer's node does not change when the caller's does.
 func TestNodeIsACopy(t *testing.T) {
 	w := NewWriter()
 	cfg := model.Config{Node: model.Node{Interfaces: []model.Interface{{Name: "eth0"}}}}

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// TestTranslations fills every field there is, and requires that the schema has each, under the name that it has in JSON, and has no
-// other, and that the message has the same values.
+// TestTranslations fills every field, and requires that the schema has each, under its name in JSON, and no other, and that
+// the message has the same values.
 func TestTranslations(t *testing.T) {
 	difference, health := filled[reconcile.Difference](t), filled[health.Status](t)
 	setting, raised, fault := filled[value.SettingDifference](t), filled[condition.Condition](t), filled[config.Fault](t)
@@ -50,7 +50,7 @@ func TestTranslations(t *testing.T) {
 	}
 }
 
-// filled is a value whose exported fields all differ from their zero values.
+// filled returns a value whose exported fields all differ from their zero values.
 func filled[T any](t *testing.T) (v T) {
 	fill(t, reflect.ValueOf(&v).Elem())
 	return v

@@ -1,5 +1,5 @@
 // Package status describes an instance in the words of the API: read from the maps, which
-// needs no daemon, and completed with what only the daemon knows.
+// needs no daemon, and completed with the data that only the daemon has.
 package status
 
 import (

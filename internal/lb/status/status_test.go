@@ -70,8 +70,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestStateBetweenDeadlineAndRemoval: a backend whose drain is over may be in the maps still, and
-// is the same in its service as over all of them.
+// TestStateBetweenDeadlineAndRemoval: a backend whose drain is over may still be in the maps, and has
+// the same state in its service as over all services.
 func TestStateBetweenDeadlineAndRemoval(t *testing.T) {
 	b := model.Backend{BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}, Weight: 1}
 	over := []state.Override{{Backend: b.BackendAddress, Setting: state.Setting{Kind: state.KindDrain, Deadline: time.Unix(1, 0)}, Over: true}}

@@ -21,7 +21,7 @@ var (
 	our6, their6 = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::12:abcd")
 )
 
-// Every ARP frame is read by another implementation: who asks whom for which address.
+// Another implementation reads every ARP frame: its sender, its target, and the address in question.
 func TestARPFrames(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -62,7 +62,7 @@ func TestARPFrames(t *testing.T) {
 	}
 }
 
-// Every frame of neighbour discovery is read by another implementation, checksum included.
+// Another implementation reads every frame of neighbour discovery, checksum included.
 func TestNeighbourDiscoveryFrames(t *testing.T) {
 	group := netip.MustParseAddr("ff02::1:ff12:abcd") // RFC 4291 section 2.7.1: the last 24 bits
 	groupMAC := net.HardwareAddr{0x33, 0x33, 0xff, 0x12, 0xab, 0xcd}

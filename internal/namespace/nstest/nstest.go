@@ -75,7 +75,7 @@ func (n *Namespace) Do(t *testing.T, f func()) {
 	})
 }
 
-// locked runs f on a thread of its own and brings that back to where it came from.
+// locked runs f on a thread of its own and brings that thread back to its namespace.
 func locked(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -23,7 +23,7 @@ import (
 // each program that the daemon loads.
 const Patience = time.Minute
 
-// metricsAddress is where the daemon has metrics, in its own network namespace.
+// metricsAddress is the address of the daemon's metrics, in its own network namespace.
 const metricsAddress = "127.0.0.1:9470"
 
 // Daemon is `shunt run` with a file of its own.
@@ -54,7 +54,7 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// files are those of an instance in shunt's run directory.
+// files are the files of an instance in shunt's run directory.
 func files(instance string) []string {
 	paths, _ := filepath.Glob(filepath.Join(node.RunDirectory, instance+".*")) // the only error is of the pattern
 	return paths

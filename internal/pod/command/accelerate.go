@@ -123,7 +123,8 @@ func showAccelerated(w io.Writer, a *shuntv1.Acceleration, name string, asJSON b
 	return fmt.Errorf("show the pod behind %q: no pod, uplink or steer has this name; there are %s", name, cmp.Or(value.Few(names), "none at all"))
 }
 
-// split returns how many packets took the shortcut, how many were left, and the most frequent reason of these.
+// split returns the number of packets that took the shortcut, the number that were left, and the most frequent
+// reason of the latter.
 func split(counts map[string]*shuntv1.Count) (taken, left uint64, most string) {
 	for _, name := range countsInOrder(counts) {
 		n := counts[name].Packets
@@ -266,7 +267,7 @@ func printUplink(w io.Writer, a *shuntv1.Acceleration, u *shuntv1.AcceleratedUpl
 	printCounts(w, "CAME IN", "No packet for a pod has come in by it yet.", u.Counts)
 }
 
-// attachedText says where the program is attached, or that it is not.
+// attachedText names the mode of the program at a place, or says that it is not there.
 func attachedText(mode, where string) string {
 	if mode == "" {
 		return "The program is not at " + where + "."

@@ -21,7 +21,7 @@ type Way struct {
 	To   netip.AddrPort
 }
 
-// Options say what to measure.
+// Options select the ends, the kinds of traffic and the ways that are measured.
 type Options struct {
 	From     traffic.Namespace
 	To       netip.AddrPort // of a traffic.Server

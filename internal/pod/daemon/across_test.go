@@ -75,7 +75,7 @@ func uplink(st *shuntv1.GetStatusResponse) *shuntv1.AcceleratedUplink {
 	return st.Acceleration.Uplinks[i]
 }
 
-// A user enables it on two hosts, and sees what it took and what it left.
+// A user enables it on two hosts, and sees the packets that it took and the packets that it left.
 func TestAcrossHosts(t *testing.T) {
 	pair := newPair(t, "accelerate: {uplinks: eth0}")
 	for _, is6 := range []bool{false, true} {

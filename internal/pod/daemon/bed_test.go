@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-// world is a host with pods and rules that drop what conntrack finds invalid, on which `shunt run` runs.
+// world is a host with pods and rules that drop packets that conntrack finds invalid, on which `shunt run` runs.
 type world struct {
 	*nodetest.Daemon
 	*bed.Bed
@@ -80,7 +80,7 @@ func find(st *shuntv1.GetStatusResponse, iface string) *shuntv1.AcceleratedPod {
 	return st.Acceleration.Pods[i]
 }
 
-// state is that of a pod whose addresses all have the same; "" if there is none.
+// state returns the state of a pod whose addresses all have the same; "" if there is none.
 func state(st *shuntv1.GetStatusResponse, iface string) string {
 	p := find(st, iface)
 	if p == nil || slices.ContainsFunc(p.Addresses, func(a *shuntv1.AcceleratedAddress) bool { return a.State != p.Addresses[0].State }) {
@@ -93,8 +93,8 @@ func count(st *shuntv1.GetStatusResponse, reason string) uint64 {
 	return st.Acceleration.GetCounts()[reason].GetPackets()
 }
 
-// forwarded is how many packets the rules have seen, without packets that came while nobody had judged for a second: an
-// emulated machine is that slow.
+// forwarded is the number of packets that the rules have seen, without packets that came while nobody had judged for a
+// second: an emulated machine is that slow.
 func (w *world) forwarded() int64 {
 	w.Helper()
 	st, err := w.Ask()
@@ -102,7 +102,8 @@ func (w *world) forwarded() int64 {
 	return int64(w.seen() - count(st, "unwatched"))
 }
 
-// stream is how many octets take so long that a daemon ends meanwhile; -short is for machines that are emulated, and slow.
+// stream is the number of octets that take so long that a daemon ends meanwhile; -short is for machines that are
+// emulated, and slow.
 func stream() int {
 	if testing.Short() {
 		return 3_000_000

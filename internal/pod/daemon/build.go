@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// allInterfaces is the word that stands for every veth.
+// allInterfaces is the word for every veth.
 const allInterfaces = "all"
 
 // settings are the settings of accelerate in the file.
@@ -43,10 +43,10 @@ type parsed struct {
 	whole   config.Mark
 }
 
-// isPattern reports whether an entry of interfaces can stand for several.
+// isPattern reports whether an entry of interfaces can match several.
 func isPattern(s string) bool { return s == allInterfaces || strings.ContainsAny(s, "*?") }
 
-// build makes the settings, and checks what they mean.
+// build makes the settings, and checks their meaning.
 func build(d *document, read *config.Contents) any {
 	p := &parsed{faults: &read.Faults, whole: d.Mark, settings: settings{mode: shortcut.Mode(d.Mode.Value), sameNode: d.SameNode.Value}}
 	var claims []config.Claim

@@ -122,7 +122,7 @@ func TestCheckHost(t *testing.T) {
 	}
 }
 
-// A steer cannot lead to this machine itself, and the message says how to reach a cache there.
+// A steer cannot lead to this machine itself, and the message explains how to reach a cache there.
 func TestCheckSteerToOwnAddress(t *testing.T) {
 	_, said := read(t, "accelerate: {steer: [{name: dns, ports: 53/udp, to: 127.0.0.1, interface: lo}]}", func(p *parsed) { p.checkHost(node.HostCheck{Strict: true}) })
 	said = slices.DeleteFunc(said, func(s string) bool { return strings.Contains(s, "no conntrack") }) // of the machine

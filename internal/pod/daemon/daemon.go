@@ -1,5 +1,5 @@
-// Package daemon is the pod shortcut as a node runs it: it finds the pods that the file names, has the watch judge them,
-// and reports what happens to their packets.
+// Package daemon is the pod shortcut as a node runs it: it finds the pods that the file names, has the watch judge
+// them, and reports the fate of their packets.
 //
 //	file ──► build ──► watch.Routed ──► watch ──► sh_pod at the pods' veths
 //	                   watch.Beyond       │       sh_pod_in at the uplinks
@@ -115,7 +115,7 @@ func (d *daemon) bring(s settings) error {
 	return nil
 }
 
-// set changes which pods are watched.
+// set changes the list of watched pods.
 func (d *daemon) set(s *settings) error {
 	return errors.Join(d.watch.Set(s.find(), watch.Beyond(s.uplinks...)), d.watch.SetSteers(s.steers))
 }
@@ -170,7 +170,7 @@ func (d *daemon) status() (watch.Status, error) {
 	return d.watch.Status()
 }
 
-// tell sets the conditions by a status, or by the reason why there is none.
+// tell sets the conditions by a status, or by the error in its place.
 func (d *daemon) tell(st *watch.Status, err error) {
 	var alone, missing, unjudged, ways []condition.Condition
 	for _, f := range st.Far {
@@ -262,7 +262,8 @@ func (d *daemon) summary(st *watch.Status) string {
 	return text
 }
 
-// Close implements node.Instance. Nothing outlives the process, whatever keep says, except pairs of sockets with unread data.
+// Close implements node.Instance. Nothing outlives the process, for any value of keep, except pairs of sockets with
+// unread data.
 func (d *daemon) Close(keep bool) error {
 	d.stop()
 	<-d.ended

@@ -72,8 +72,8 @@ func TestPodsAreFoundAndCounted(t *testing.T) {
 	})
 }
 
-// However the daemon ends, connections go on through the host's stack, though a rule drops what is invalid; and take the
-// shortcut again when it is back.
+// However the daemon ends, connections go on through the host's stack, though a rule drops invalid packets; and take
+// the shortcut again when the daemon is back.
 func TestConnectionsOutliveTheDaemon(t *testing.T) {
 	for _, mode := range []string{"checked", "bypass"} {
 		t.Run(mode, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestNobodyWatches(t *testing.T) {
 	}
 }
 
-// A reload changes what has changed, and breaks no connection.
+// A reload changes only the differing settings, and breaks no connection.
 func TestReload(t *testing.T) {
 	w := newWorld(t, 3, "accelerate: {}")
 	w.run()

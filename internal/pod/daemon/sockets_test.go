@@ -41,8 +41,8 @@ func (w *world) connectAt(port uint16) (c, s net.Conn) {
 	return c, s // send has deadlines of its own
 }
 
-// Without a word of what programs do not do, a kernel that breaks something pairs no sockets, and says what. With it they
-// are paired, counted and shown, and go on when the daemon ends.
+// Unless the file says which features programs do not use, a kernel that breaks one pairs no sockets, and the condition
+// names it. If it says so, sockets are paired, counted and shown, and go on when the daemon ends.
 func TestSockets(t *testing.T) {
 	w := newWorld(t, 2, "")
 	path, leave, err := lab.EnterCgroup(fmt.Sprintf("shunt-pd-%d", os.Getpid()))

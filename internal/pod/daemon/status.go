@@ -66,7 +66,8 @@ func networksOf(st *watch.Status) (networks []*shuntv1.AcceleratedNetwork) {
 	return networks
 }
 
-// waysOf returns how many networks beyond the uplinks take the shortcut, and how many there are.
+// waysOf returns the number of networks beyond the uplinks that take the shortcut, and of all of
+// them.
 func waysOf(st *watch.Status) (took, of int) {
 	for _, f := range st.Far {
 		if f.Network.IsValid() && f.Interface != "" {

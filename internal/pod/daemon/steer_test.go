@@ -23,12 +23,13 @@ func (w *world) steers(state string) *shuntv1.GetStatusResponse {
 	})
 }
 
-// ofSteer is how many packets it took.
+// ofSteer is the number of packets that the steer took.
 func ofSteer(st *shuntv1.GetStatusResponse) uint64 {
 	return st.Acceleration.GetSteers()[0].Counts["taken"].GetPackets()
 }
 
-// A user steers a port and sees what it took; a connection outlives a reload, and the daemon's death.
+// A user steers a port and sees the packets that the steer took; a connection outlives a reload, and
+// the daemon's death.
 func TestSteer(t *testing.T) {
 	w := newWorld(t, 1, steerFile)
 	server := bedtest.NewServer(t, w.Bed)

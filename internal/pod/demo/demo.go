@@ -1,6 +1,6 @@
-// Package demo shows the pod shortcuts to a user who has nothing but the binary: two pods on one host and one
-// on another, with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Each line
-// that claims something is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
+// Package demo shows the pod shortcuts to a user who has nothing but the binary: two pods on one host and one on
+// another, with netfilter rules as kube-proxy and Calico write them, in network namespaces of its own. Each line with a
+// claim is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
 package demo
 
 import (
@@ -29,7 +29,7 @@ const (
 	// rounds is the number of rounds of every way, interleaved: 5 rounds of 4 kinds by 3 ways take 4 s.
 	rounds   = 5
 	roundFor = 60 * time.Millisecond
-	// port is where the second pod serves.
+	// port is the port of the second pod's server.
 	port = 8080
 )
 

@@ -55,7 +55,8 @@ func (d *demo) closing(ctx context.Context) error {
 	return err
 }
 
-// left returns for how many seconds conntrack keeps the entry of a client's port; 0 without an entry.
+// left returns the number of seconds for which conntrack still keeps the entry of a client's port; 0
+// without an entry.
 func (d *demo) left(client int) (seconds uint32, err error) {
 	err = d.bed.Node.Run(func() error {
 		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)

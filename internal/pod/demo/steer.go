@@ -80,7 +80,7 @@ func (d *demo) steered(ctx context.Context) error {
 	return err
 }
 
-// fallsBack takes the carrier of the chosen interface away while a connection uses it.
+// fallsBack removes the carrier of the chosen interface while a connection uses it.
 func (d *demo) fallsBack(ctx context.Context, w *watch.Watch, ready func(watch.Status) bool) error {
 	c, err := d.dial(ctx, d.farServer.Address)
 	if err != nil {

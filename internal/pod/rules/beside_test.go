@@ -30,7 +30,8 @@ func TestServicesOfAList(t *testing.T) {
 	}
 }
 
-// A policy counts if it does something to forwarded packets, and then for what its selector could have.
+// A policy counts if it does something to forwarded packets, and then for the packets that its selector
+// could match.
 func TestPolicies(t *testing.T) {
 	network := func(text string) *net.IPNet {
 		if text == "" {

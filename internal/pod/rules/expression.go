@@ -14,8 +14,8 @@ var reads = []string{"range", "fib", "rt", "socket", "osf", "hash", "numgen", "x
 // silent are expressions that change nothing but counters.
 var silent = []string{"counter", "last"}
 
-// expression judges an expression other than a verdict. what says what the expression may do to the packets, which reach it as
-// match says.
+// expression judges an expression other than a verdict. what names its possible effect on the packets, which reach it
+// as match says.
 func (j *judge) expression(e *expression, match answer) (a answer, what string) {
 	switch e.name {
 	case "meta":

@@ -55,8 +55,8 @@ const (
 	stepsMax = 1_000_000
 )
 
-// Find returns the first rule that may do anything else with the packets than let them pass, or change
-// a mark that nothing reads later; nil if there is none. A rule that cannot be judged counts as such a rule.
+// Find returns the first rule that may do more with the packets than let them pass, or change a mark that nothing reads
+// later; nil if there is none. A rule that cannot be judged counts as such a rule.
 func (s *Set) Find(p Packets) *Hazard {
 	for _, table := range s.legacy {
 		if h := table.judge(p); h != nil {
@@ -117,7 +117,7 @@ func (c *chain) onDevice(p Packets) bool {
 	return slices.ContainsFunc(append(slices.Clone(p.In), p.Out...), func(l Link) bool { return slices.Contains(c.devices, l.Name) })
 }
 
-// answer says whether an expression matches the packets: all, none, or unknown.
+// answer is the share of the packets that an expression matches: all, none, or unknown.
 type answer int
 
 const (
@@ -174,7 +174,7 @@ func (j *judge) walk(c *chain, depth int) (accepted bool, h *Hazard) {
 	return false, nil
 }
 
-// ending says how a rule ends a chain for all packets.
+// ending is the way in which a rule ends a chain for all packets.
 type ending int
 
 const (
@@ -189,7 +189,7 @@ type call struct {
 	match  answer
 }
 
-// rule judges one rule. what says what the rule may do to the packets; empty: nothing.
+// rule judges one rule. what names its possible effect on the packets; empty: none.
 func (j *judge) rule(r *rule) (done ending, what string, target *call) {
 	match := yes
 	for i := range r.expressions {

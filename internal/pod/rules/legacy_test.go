@@ -41,7 +41,7 @@ func TestLegacyPolicies(t *testing.T) {
 		if err != nil || set.Find(p) != nil || len(set.legacy) > 0 {
 			t.Errorf("in a new namespace: %v, %v, %v", err, set.Find(p), set.legacy)
 		}
-		// Who asks for a table has the kernel make it, with policies that accept.
+		// A process that asks for a table has the kernel make it, with policies that accept.
 		if _, err := readLegacyTable(false, "filter"); err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func TestLegacyPolicies(t *testing.T) {
 	}
 }
 
-// dropForwarded replaces the table filter by itself, with a policy of FORWARD that drops.
+// dropForwarded replaces the table filter by its own contents, with a policy of FORWARD that drops.
 func dropForwarded() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of a network only the first bits are known: what an expression asks of the others may match or not.
+// Of a network only the first bits are known: an expression about the other bits may match or not.
 func TestPartialAddresses(t *testing.T) {
 	const saddr, daddr, saddr6, daddr6 = 12, 16, 8, 24 // RFC 791, 3.1; RFC 8200, 3
 	for _, c := range []struct {
@@ -63,7 +63,7 @@ func TestPartialAddresses(t *testing.T) {
 	}
 }
 
-// A mask over octets that are not all known says nothing of what comes out of it.
+// The result of a mask over octets that are not all known is unknown.
 func TestPartialAddressesUnderMasks(t *testing.T) {
 	mask := func(octets ...byte) []byte {
 		return append([]byte{byte(4 + len(octets)), 0, unix.NFTA_DATA_VALUE, 0}, octets...)

@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/traffic"
 )
 
-// TestAsking: a connection asks once, whichever of its ends sends, and no more when it has ended. To tell conntrack of connections
-// that are over costs about as much as they do.
+// TestAsking: a connection asks once, regardless of the end that sends, and not again when it has ended. To report
+// ended connections to conntrack costs about as much as the connections do.
 func TestAsking(t *testing.T) {
 	b, _ := bedtest.New(t, 2)
 	must := func(err error) {

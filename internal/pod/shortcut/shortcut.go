@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how much of netfilter a connection has to go through.
+// Mode is the part of netfilter that a connection has to go through.
 type Mode string
 
 // The modes. Checked: conntrack has seen both directions and translates nothing. Bypass: it translates
@@ -313,7 +313,7 @@ func (s *Shortcut) makeCounts(of uint32) error {
 	return nil
 }
 
-// Mode returns how the program is attached to an interface; empty if it is not.
+// Mode returns the mode of the program on an interface; empty if it is not attached.
 func (s *Shortcut) Mode(ifindex int) kernel.Mode {
 	if t := s.at[ifindex]; t != nil {
 		return t.Mode

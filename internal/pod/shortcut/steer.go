@@ -57,7 +57,7 @@ func (s *Shortcut) RemoveSteer(one Steer) error {
 	return nil
 }
 
-// AddHop adds a hop. It has to be there before a steer has it.
+// AddHop adds a hop. It must exist before a steer has it.
 func (s *Shortcut) AddHop(h Hop) error {
 	if !h.NextHop.IsValid() || h.MTU < 0 || h.MTU > math.MaxUint16 || h.Number <= 0 || h.Number > math.MaxUint16 {
 		return fmt.Errorf("add the hop by %s, MTU %d, of steer %d: it needs a next hop, an MTU of at most 65535, and a number from 1 on", h.NextHop, h.MTU, h.Number)

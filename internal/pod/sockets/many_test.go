@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// crowdVariable makes this binary a process with many clients: it has the server's address, and how many.
+// crowdVariable makes this binary a process with many clients: it has the server's address, and their number.
 const crowdVariable = "SHUNT_TEST_SOCKET_CLIENTS"
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// crowd connects so many times, says so, and at a line from outside has each connection carry its number there and back.
+// crowd connects so many times, prints that, and at a line from outside has each connection carry its number there and
+// back.
 func crowd(wanted string) error {
 	address, number, _ := strings.Cut(wanted, " ")
 	count, err := strconv.Atoi(number)
@@ -62,8 +63,8 @@ func crowd(wanted string) error {
 	return nil
 }
 
-// 10,000 connections at a time are all paired, and all carry. Clients and servers are two processes, because a machine may let one have
-// no more than 20,000 descriptors.
+// 10,000 connections at a time are all paired, and all carry. Clients and servers are two processes, because a machine
+// may allow a process no more than 20,000 descriptors.
 func TestManyConnections(t *testing.T) {
 	connections := 10_000
 	if testing.Short() {

@@ -19,8 +19,8 @@ type pair struct {
 	keys [2]socketsSoKey
 }
 
-// newPair connects two sockets and puts them into the map. number makes the keys of pairs differ. Only the test has such
-// keys; those of connections are in other maps.
+// newPair connects two sockets and puts them into the map. number makes the keys of pairs differ. Only the test has
+// keys of this kind; the keys of connections are in other maps.
 func newPair(s *Sockets, number uint32) (p *pair, err error) {
 	p = &pair{s: s, a: -1, b: -1}
 	p.keys = [2]socketsSoKey{{Sent: 2 * number, Received: 2*number + 1}, {Sent: 2*number + 1, Received: 2 * number}}

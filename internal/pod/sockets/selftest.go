@@ -18,10 +18,9 @@ import (
 // Check is the test of one feature of connections with paired sockets on this kernel.
 type Check struct {
 	Name string `json:"name"`
-	// Must is whether every program needs the feature. Otherwise pairs suit programs that do not
-	// use it.
+	// Must reports whether every program needs the feature. Otherwise pairs suit programs that do not use it.
 	Must bool `json:"must"`
-	// Broken says what went wrong; empty: nothing.
+	// Broken is the fault; empty: none.
 	Broken string `json:"broken,omitempty"`
 }
 
@@ -59,7 +58,7 @@ func Waivable() (names []string) {
 }
 
 // Test tests paired sockets on this kernel, with connections of its own over the loopback interface of the calling
-// thread's network namespace, and a map of its own. err says why it could not test.
+// thread's network namespace, and a map of its own. err is the reason why it could not test.
 func Test() (all []Check, err error) {
 	s, err := load(Options{Limit: LimitMin})
 	if err != nil {
@@ -243,7 +242,7 @@ func waits(fd int, event int16, patience time.Duration) bool {
 	}
 }
 
-// testBlocking: recv(2) of a blocking socket waits for data, whatever else wakes it.
+// testBlocking: recv(2) of a blocking socket waits for data, also when something else wakes it.
 func testBlocking(p *pair) (broken string, err error) {
 	fill := make([]byte, 64<<10)
 	p.a, p.b = p.b, p.a

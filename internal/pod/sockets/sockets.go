@@ -39,7 +39,7 @@ const (
 // SocketsMax is the largest number of sockets.
 const SocketsMax = int(socketsSoLimitSO_SOCKETS_MAX)
 
-// Options say which sockets are paired.
+// Options select the sockets that are paired.
 type Options struct {
 	Cgroups []string          // folders of a cgroup2 file system: sockets of the processes in them, and in cgroups below
 	Ports   []value.PortRange // of either end; empty: all
@@ -258,13 +258,13 @@ func loadLook(socks *ebpf.Map) (*ebpf.Program, error) {
 	return kernel.TakeProgram(coll, socketsProgShSoLook)
 }
 
-// settle is how long the queue of a socket has to be empty, in pass mode, before the socket may leave the map: a call that
-// was told to redirect before may still wait for the lock of the other socket.
+// settle is the time for which the queue of a socket has to be empty, in pass mode, before the socket may leave the
+// map: a call that was told to redirect before may still wait for the lock of the other socket.
 const settle = 300 * time.Millisecond
 
-// Shut takes the pairs apart without loss: no new ones are made, all data goes by TCP, and a socket leaves the map when its
-// queue has been empty for a while. stay is the number of sockets with unread data at the end of patience; these sockets stay,
-// and with them the pins. Close has to be called afterwards.
+// Shut takes the pairs apart without loss: no new ones are made, all data goes by TCP, and a socket leaves the map when
+// its queue has been empty for a while. stay is the number of sockets with unread data at the end of patience; these
+// sockets stay, and with them the pins. Call Close afterwards.
 func (s *Sockets) Shut(patience time.Duration) (stay int, err error) {
 	if err := s.control(socketsSoControl{Passing: 1, Limit: s.opts.Limit}); err != nil {
 		return 0, err

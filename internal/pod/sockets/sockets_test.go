@@ -30,7 +30,7 @@ const patience = time.Minute
 
 var vip = netip.MustParseAddrPort("10.97.0.10:80")
 
-// must is always what this kernel has to do right: without it nothing here can hold.
+// The checks with Must hold on this kernel: without them no test here can hold.
 func TestKernelCarries(t *testing.T) {
 	needsRoot(t)
 	all, err := sockets.Test()
@@ -128,7 +128,7 @@ func (w *world) count(of string) uint64 {
 	return counts[of].Packets
 }
 
-// pattern differs at every place, so that what is lost, doubled or moved is seen.
+// pattern differs at every place, so that lost, doubled and moved data is seen.
 func pattern(size int) []byte {
 	all := make([]byte, size)
 	for i := range all {
@@ -162,7 +162,7 @@ func carry(from io.Writer, to io.Reader, data []byte, write int) error {
 	return <-sent
 }
 
-// deadline bounds what is done with connections.
+// deadline bounds all operations on connections.
 func deadline(all ...net.Conn) {
 	for _, c := range all {
 		_ = c.SetDeadline(time.Now().Add(patience))

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a client sends at once arrives before it is accepted, and so before the server's end is in the map. What it
-// sends next comes after that.
+// Data that a client sends at once arrives before the connection is accepted, and so before the server's end is in the
+// map. Its next data comes after that.
 func TestFirstBytesStayFirst(t *testing.T) {
 	w := newPaired(t)
 	l, err := w.Pods[1].Listen("tcp", netip.AddrPortFrom(w.Address(1, false), 0).String())
@@ -57,7 +57,7 @@ func TestFirstBytesStayFirst(t *testing.T) {
 	t.Log(counts, err)
 }
 
-// accepted is how much a connection takes for a reader that does not read.
+// accepted is the amount of data that a connection takes for a reader that does not read.
 func accepted(c net.Conn, data []byte) (n int) {
 	for n < len(data) {
 		_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)) // it has a bound if it accepts nothing for so long
@@ -99,7 +99,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// However an end closes, the other end gets what was sent, and then the end of it.
+// However an end closes, the other end gets the data that was sent, and then the end of it.
 func TestClosing(t *testing.T) {
 	w := newPaired(t)
 	data := pattern(300_000)
@@ -152,7 +152,7 @@ func onSocket(t *testing.T, c *net.TCPConn, do func(fd int) error) {
 	}
 }
 
-// MSG_PEEK leaves what it shows, edges of epoll come for each message, sendfile sends.
+// MSG_PEEK leaves the data in the queue, edges of epoll come for each message, sendfile sends.
 func TestReading(t *testing.T) {
 	w := newPaired(t)
 	c, s := bedtest.Connect(t, w.Bed, false)
@@ -347,8 +347,8 @@ func TestPairsOfAKilledProcess(t *testing.T) {
 	}
 }
 
-// A socket that nothing waits for stays in the map for a while: a call that was told to redirect to it may still wait for its
-// lock, and what that call queues would be lost with the socket's place.
+// A socket that nothing waits for stays in the map for a while: a call that was told to redirect to it may still wait
+// for its lock, and the data that this call queues would be lost with the socket's place.
 func TestShutAwaitsCallsUnderWay(t *testing.T) {
 	w := newPaired(t)
 	c, s := bedtest.Connect(t, w.Bed, false)

@@ -96,8 +96,9 @@ func TestRulesOfRawAndMangle(t *testing.T) {
 	}
 }
 
-// A NetworkPolicy is written as rules. In bypass, which asks no rule about new connections, a pod with one is left alone; in checked the rules still
-// see each connection begin, so that the policy holds for it, and the pod takes the shortcut for what they have let in.
+// A NetworkPolicy is written as rules. In bypass, which asks no rule about new connections, a pod with one is left
+// alone; in checked the rules still see each connection begin, so that the policy holds for it, and the pod takes the
+// shortcut for the connections that they have let in.
 func TestNetworkPolicies(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -144,8 +145,8 @@ func (w *world) dialBriefly(to net.Addr) (c net.Conn, err error) {
 	return c, err
 }
 
-// A policy of IPsec drops or encrypts what passes the host. One that comes while a connection runs is obeyed, and what it is not about is
-// not left alone.
+// A policy of IPsec drops or encrypts packets that pass the host. One that comes while a connection runs is obeyed, and
+// packets that it is not about are not left alone.
 func TestPoliciesOfIPsec(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -176,7 +177,7 @@ func TestPoliciesOfIPsec(t *testing.T) {
 				}
 				w.must(w.Node.Run(func() error { return netlink.XfrmPolicyDel(policy) }))
 				_ = s.SetReadDeadline(time.Now().Add(patience))
-				if _, err := s.Read(make([]byte, 1)); err != nil { // what was lost is sent again
+				if _, err := s.Read(make([]byte, 1)); err != nil { // lost data is sent again
 					t.Fatalf("without the policy: %v", err)
 				}
 				taken := w.count("taken")
@@ -186,7 +187,8 @@ func TestPoliciesOfIPsec(t *testing.T) {
 	}
 }
 
-// A pod that drops something by an XDP program of its own is left alone. One that does so at tc need not be: redirect_peer comes by there.
+// A pod that drops packets by an XDP program of its own is left alone. A pod that does so at tc need not be:
+// redirect_peer passes that program, too.
 func TestProgramsInPods(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	c, s := w.pair(false)
@@ -225,7 +227,7 @@ func TestProgramsInPods(t *testing.T) {
 		w.must(attached.Close())
 		w.becomes(1, "taken", "")
 		_ = s.SetReadDeadline(time.Now().Add(patience))
-		if _, err := s.Read(make([]byte, 1)); err != nil { // what was lost is sent again
+		if _, err := s.Read(make([]byte, 1)); err != nil { // lost data is sent again
 			t.Fatalf("%s: without the program: %v", at.kind, err)
 		}
 		taken := w.count("taken")
@@ -267,7 +269,8 @@ func TestBridgesInPods(t *testing.T) {
 	w.becomes(1, "taken", "")
 }
 
-// A pod with a tap is one with a virtual machine, however that gets the frames of the pod's interface. A tun is for a program's own packets.
+// A pod with a tap has a virtual machine, no matter how that gets the frames of the pod's interface. A tun is for a
+// program's own packets.
 func TestVirtualMachinesInPods(t *testing.T) {
 	w := newWorld(t, shortcut.Checked, 2)
 	for _, c := range []struct {

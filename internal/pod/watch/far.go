@@ -19,8 +19,8 @@ type farState struct {
 	nextHop netip.Addr
 }
 
-// judgeFar judges the ways to other machines. Packets of the shortcut pass the programs at the interface's egress, and its qdisc;
-// packets that come in skip those at its ingress.
+// judgeFar judges the ways to other machines. Packets of the shortcut pass the programs at the interface's egress, and
+// its qdisc; incoming packets skip the programs at its ingress.
 func (w *Watch) judgeFar(links map[string]rules.Link) map[netip.Prefix]farState {
 	next := map[netip.Prefix]farState{}
 	uplinks := map[string]state{}

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newPair is two nodes that know of each other's pods.
+// newPair is two nodes that know each other's pods.
 func newPair(t *testing.T, mode shortcut.Mode, more ...plain.Service) (pair [2]*world) {
 	beds, all := bedtest.NewPair(t, 2, more...)
 	for i, b := range beds {
@@ -86,8 +86,8 @@ func TestAcrossNodes(t *testing.T) {
 	}
 }
 
-// forwarded is how many packets the rules have seen, but for packets that they saw because nobody had judged for a second: an
-// emulated machine is that slow.
+// forwarded is the number of packets that the rules have seen, but for packets that they saw because nobody had judged
+// for a second: an emulated machine is that slow.
 func (w *world) forwarded() int64 {
 	w.Helper()
 	unwatched := w.count("unwatched")

@@ -16,9 +16,9 @@ func Fixed(pods ...Pod) func() ([]Pod, error) {
 	return func() ([]Pod, error) { return slices.Clone(pods), nil }
 }
 
-// Routed returns a function that finds pods as container networks with routes make them: veths into another network namespace
-// whose names match, with the addresses to which a route of the main table leads by them. It also finds a veth without such an
-// address. Interfaces of always are pods whatever their kind, even if they do not exist.
+// Routed returns a function that finds pods as container networks with routes make them: veths into another network
+// namespace whose names match, with the addresses to which a route of the main table leads by them. It also finds a
+// veth without such an address. Interfaces of always are pods of any kind, even if they do not exist.
 func Routed(matches func(name string) bool, always ...string) func() ([]Pod, error) {
 	return func() ([]Pod, error) {
 		links, err := netlink.LinkList()

@@ -9,7 +9,7 @@ import (
 )
 
 // A connection between pods of two nodes, both with the shortcut: its packets go through both hosts, each of them is
-// counted at the node of the pod that sent it, and what goes to a pod of the same node takes the shortcut beside it.
+// counted at the node of the pod that sent it, and packets to a pod of the same node take the shortcut beside it.
 func TestPodsOfAnotherNode(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/pod/shortcut"
 )
 
-// A resolver's questions of a pod, with the steer and without it, in turns. Every one is answered; how long that takes is
+// A resolver's questions of a pod, with the steer and without it, in turns. Every one is answered; the times are
 // printed.
 func TestResolver(t *testing.T) {
 	s := newSteered(t, shortcut.Checked)

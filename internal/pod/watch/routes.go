@@ -178,8 +178,8 @@ func hops(r *netlink.Route) (indexes []int) {
 	return indexes
 }
 
-// foreignRule describes a policy rule before the main table, or says that no rule leads there: then a route does not say where
-// packets go. Empty: none.
+// foreignRule describes a policy rule before the main table, or the lack of a rule that leads there: then a route does
+// not tell where packets go. Empty: none.
 func foreignRule(family int) (string, error) {
 	all, err := netlink.RuleList(family)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

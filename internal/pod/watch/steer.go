@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probePeriod is how often a next hop is asked whether it is there. The kernel asks three times, a second apart, and
-// would not ask at all for half a minute after an answer.
+// probePeriod is the interval at which a next hop is asked whether it is there. The kernel asks three times, a second
+// apart, and would not ask at all for half a minute after an answer.
 const probePeriod = time.Second
 
 // Steer sends packets of pods to some ports in a network through an interface, and brings the answers to the pods. Its

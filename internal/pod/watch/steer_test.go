@@ -40,7 +40,7 @@ func newSteered(t *testing.T, mode shortcut.Mode) *steered {
 	return s
 }
 
-// steer is the status of one family's.
+// steer is the status of one family's steer.
 func (s *steered) steer(is6 bool) watch.SteerStatus {
 	s.Helper()
 	for _, one := range s.status().Steers {
@@ -62,7 +62,7 @@ func (s *steered) dial(t *testing.T, is6 bool) (client, server net.Conn) {
 	return bedtest.ConnectPodsAt(t, s.Pods[0], s.server.Host, netip.AddrPortFrom(s.server.Address(is6), servicePort))
 }
 
-// taken is how many packets the steer took while something is done.
+// taken is the number of packets that the steer took during do.
 func (s *steered) taken(is6 bool, do func()) uint64 {
 	s.Helper()
 	before := s.steer(is6).Counts["taken"].Packets
@@ -96,7 +96,8 @@ func TestSteeredBothWays(t *testing.T) {
 	}
 }
 
-// unwatched is how many packets were left to the rules because nobody had judged for a second: an emulated machine is that slow.
+// unwatched is the number of packets that were left to the rules because nobody had judged for a second: an emulated
+// machine is that slow.
 func (s *steered) unwatched(is6 bool) uint64 {
 	s.Helper()
 	return s.steer(is6).Counts["unwatched"].Packets
@@ -243,8 +244,7 @@ func TestConnectionsStayWhereTheyBegan(t *testing.T) {
 	})
 }
 
-// A rule that could do something with what is steered takes the steer away, and with it running connections: the
-// rule stops them.
+// A rule that could affect steered packets removes the steer, and with it running connections: the rule stops them.
 func TestRulesStopSteers(t *testing.T) {
 	s := newSteered(t, shortcut.Bypass)
 	families(t, func(t *testing.T, is6 bool) {

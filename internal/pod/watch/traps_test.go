@@ -105,7 +105,7 @@ func TestInterfacesAreLookedAt(t *testing.T) {
 	}
 }
 
-// passes is a program of somebody else's.
+// passes is a program of another owner.
 func passes() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 }
@@ -121,7 +121,7 @@ func clsact(l netlink.Link) *netlink.Clsact {
 	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }
 
-// hasTCX is whether the kernel has tcx (Linux 6.6).
+// hasTCX reports whether the kernel has tcx (Linux 6.6).
 func hasTCX(t *testing.T) bool {
 	t.Helper()
 	var u unix.Utsname
@@ -141,7 +141,7 @@ func TestRulesAreJudged(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, mode, 3)
 			elsewhere := netip.MustParseAddr("192.0.2.1")
-			for i := range w.Pods { // each pod's own chains drop what is not the pod's, which for these packets cannot be
+			for i := range w.Pods { // each pod's own chains drop packets that are not the pod's, and these are the pod's
 				w.becomes(i, "taken", "")
 			}
 			lacking := 0
@@ -180,7 +180,8 @@ func TestRulesAreJudged(t *testing.T) {
 	}
 }
 
-// send sends a datagram from a pod to another, by a socket with an option, and expects what has to come of it.
+// send sends a datagram from a pod to another, by a socket with an option, and expects it to arrive; with a TTL of 1 it
+// expects the host's error.
 func (w *world) send(is6 bool, from netip.Addr, level, option int, value []byte, size int) {
 	w.Helper()
 	listener, err := w.Pods[1].ListenPacket("udp", netip.AddrPortFrom(w.Address(1, is6), 0).String())
@@ -285,7 +286,7 @@ func TestMTUs(t *testing.T) {
 	})
 }
 
-// A connection whose bytes conntrack has not seen goes on through the stack, though a rule drops what is invalid.
+// A connection whose bytes conntrack has not seen goes on through the stack, though a rule drops invalid packets.
 func TestConnectionsOutliveTheShortcut(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -30,7 +30,7 @@ import (
 const period = 500 * time.Millisecond
 
 const (
-	// trust is how long a judgement holds. Without a newer one no packet takes the shortcut after that.
+	// trust is the time for which a judgement holds. Without a newer one no packet takes the shortcut after that.
 	trust = time.Second
 	// preparePeriod is the interval at which the watch looks for connections that ask for the shortcut.
 	preparePeriod = 20 * time.Millisecond
@@ -48,7 +48,7 @@ type Far struct {
 	Interface string       // the uplink, towards the machine; empty: the way uses none
 	NextHop   netip.Addr   // of the network's family, a neighbour at the interface
 	MTU       int          // of the route, bytes; 0: the interface's
-	// Left and Why are the reason why the network is left alone, before any other judgement; Taken: there is none.
+	// Left and Why are the reason why the network is left alone, before any other judgement; Taken: it is not.
 	Left shortcut.Left
 	Why  string
 }
@@ -86,7 +86,7 @@ type PodStatus struct {
 	Why       string      `json:"why,omitempty"` // the rule, qdisc or program
 }
 
-// Options say which pods to watch.
+// Options select the pods that are watched.
 type Options struct {
 	Mode shortcut.Mode
 	// Find returns the pods. It is called each time that interfaces or routes may have changed, by In.

@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is for what takes milliseconds, and much longer on an emulated machine.
+// patience bounds waits for events that take milliseconds, and much longer on an emulated machine.
 const patience = time.Minute
 
-// ownPort is none that the kernel gives away by itself (net.ipv4.ip_local_port_range).
+// ownPort is a port that the kernel does not give away by itself (net.ipv4.ip_local_port_range).
 const ownPort = 20000
 
 // world is a host with two pods or more, rules, and a watch.
@@ -300,7 +300,7 @@ func (w *world) asks(network string, from, to netip.AddrPort) {
 	if err != nil {
 		w.Fatalf("%s from %s to %s: %v", network, from, to, err)
 	}
-	defer c.Close() //nolint:errcheck // what it had to say is said
+	defer c.Close() //nolint:errcheck // its data is sent
 	w.must(c.SetDeadline(time.Now().Add(patience)))
 	_, err = c.Write([]byte{1})
 	w.must(err)
@@ -339,7 +339,7 @@ func TestRulesTakeEffect(t *testing.T) {
 				}
 				remove()
 				_ = s.SetReadDeadline(time.Now().Add(patience))
-				if _, err := s.Read(make([]byte, 1)); err != nil { // what was lost is sent again
+				if _, err := s.Read(make([]byte, 1)); err != nil { // lost data is sent again
 					t.Fatalf("without the rule: %v", err)
 				}
 				w.must(bedtest.Carry(s, c, 100_000, patience))

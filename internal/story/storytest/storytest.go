@@ -1,5 +1,5 @@
-// Package storytest runs demos in tests, in a process of their own as a reader does, and reads the story while it is
-// told. Only tests import it.
+// Package storytest runs demos in tests, in a process of their own as a reader does, and reads the story meanwhile.
+// Only tests import it.
 package storytest
 
 import (
@@ -54,7 +54,7 @@ func Main(m *testing.M, line func(cli.Streams) *cobra.Command) {
 	os.Exit(code)
 }
 
-// Binary is where shunt is.
+// Binary is the path of shunt.
 func Binary(t *testing.T) string {
 	t.Helper()
 	path, err := copied()
@@ -74,7 +74,7 @@ func Command(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Decode reads what a demo said with -o json, of which facts must know each name.
+// Decode reads a demo's output with -o json; facts must know each name.
 func Decode(t *testing.T, out []byte, facts any) {
 	t.Helper()
 	decoder := json.NewDecoder(bytes.NewReader(out))
@@ -84,8 +84,8 @@ func Decode(t *testing.T, out []byte, facts any) {
 	}
 }
 
-// Interrupt starts a demo, and is Ctrl-C once it has written what the patterns find, one after the other. The demo
-// has to end with 130, and no claim may be untrue for it.
+// Interrupt starts a demo, and interrupts it as Ctrl-C does once its output has matched the patterns, one after the
+// other. The demo has to end with 130, and no claim may be untrue for it.
 func Interrupt(t *testing.T, cmd *exec.Cmd, at ...string) *Transcript {
 	t.Helper()
 	text := NewTranscript()
@@ -142,7 +142,7 @@ func (w *Transcript) String() string {
 	return w.text.String()
 }
 
-// Await waits until the demo has written what the pattern finds, and returns its last group, or all of it.
+// Await waits until the demo's output matches the pattern, and returns the last group, or the whole match.
 func (w *Transcript) Await(t *testing.T, pattern string) string {
 	t.Helper()
 	find := regexp.MustCompile(pattern)

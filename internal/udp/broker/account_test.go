@@ -92,7 +92,7 @@ func TestEveryDatagramIsAccountedFor(t *testing.T) {
 			b := overloaded(t)
 			conn, err := b.client.Dial(context.Background(), "udp", b.addresses[family].String())
 			must(t, err)
-			defer conn.Close() //nolint:errcheck // it has sent what it had to
+			defer conn.Close() //nolint:errcheck // all is sent
 			for _, fate := range fates {
 				t.Run(fate.name, func(t *testing.T) {
 					on := *b
@@ -149,8 +149,8 @@ func (b *bed) revoke() {
 	must(b.t, b.broker.Apply([]Offer{was}))
 }
 
-// A program's own counters come with its renewals, and are shown as they were claimed: they change no other number, and none
-// of them shrinks. A program that does not report is none that claims zero.
+// A program's own counters come with its renewals, and are shown as the program claims them: they change no other
+// number, and none of them shrinks. A program without reports is not one that claims zero.
 func TestClaims(t *testing.T) {
 	b := newBed(t, Options{})
 	r := b.raw()

@@ -30,7 +30,7 @@ const workerVariable = "SHUNT_TEST_UDP_BROKER"
 // senderVariable makes it a process that writes its standard input to a connection that it has got.
 const senderVariable = "SHUNT_TEST_UDP_SENDER"
 
-// soak is whether there is time for the long versions.
+// soak reports whether there is time for the long versions.
 var soak = os.Getenv("SHUNT_SOAK") != ""
 
 const (
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// work needs no capability, and says if it has one. It ends when its lease is over, with the reason.
+// work needs no capability, and complains if it has one. It ends when its lease is over, with the reason.
 func work(path string) error {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -134,8 +134,8 @@ func (b *bed) offer() Offer {
 	return Offer{Name: "echo", Interface: "eth0", Addresses: slices.Clone(b.addresses), Mode: xsk.Auto, RingSize: 64, Transmit: true, Allow: []Rule{user(nobody), user(0)}}
 }
 
-// worker starts one as nobody, with namespaces of its own for mounts, processes and the network: what a
-// container has.
+// worker starts one as nobody, with namespaces of its own for mounts, processes and the network, as a container has
+// them.
 func (b *bed) worker() *lab.Process {
 	b.t.Helper()
 	// By this path it is found also where its folder is closed to others.
@@ -156,8 +156,8 @@ func (b *bed) kill(p *lab.Process) {
 	<-p.Ended
 }
 
-// ask asks a question, and waits a millisecond for the one who should to answer it, or one from number since on. Others'
-// answers do not end the wait, so that asking again and again leaves the CPU to those who answer.
+// ask asks a question, and waits a millisecond until the right one answers it, or one from number since on. Others'
+// answers do not end the wait, so that asking again and again leaves the CPU to the answering programs.
 func (b *bed) ask(who string, since int) bool {
 	prefix := map[string]string{"xsk": "xsk ", "kernel": "kernel\n"}[who]
 	*b.asked++
@@ -181,7 +181,7 @@ func (b *bed) ask(who string, since int) bool {
 	}
 }
 
-// until asks until the one who should answers, and says how long it took.
+// until asks until the right one answers, and returns the time that it took.
 func (b *bed) until(who string, p *lab.Process) time.Duration {
 	b.t.Helper()
 	since, begin := *b.asked+1, time.Now()
@@ -214,7 +214,7 @@ func (b *bed) is(what string, condition func(OfferStatus) bool) OfferStatus {
 	}
 }
 
-// raw is a client that can say what it likes.
+// raw is a client that can send any message.
 type raw struct {
 	t    *testing.T
 	conn *proto.Conn
@@ -266,7 +266,7 @@ func (r *raw) ask(name string) *raw {
 	return r.send(request)
 }
 
-// hold has a lease: its number, and the sockets. Before it says that it is ready, it does what it likes to them.
+// hold has a lease: its number, and the sockets. Before it says that it is ready, it calls before with them.
 func (r *raw) hold(name string, before ...func(*xsk.Set)) (uint64, *xsk.Set) {
 	r.t.Helper()
 	body, files := r.ask(name).hear()

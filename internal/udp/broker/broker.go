@@ -75,7 +75,7 @@ type Broker struct {
 	begun, lack map[string]uint64     // by offer: leases of the previous broker, and those of them that are lost, until count adds them
 
 	keeping sync.Mutex      // guards notes and their file, and goes before mu
-	notes   map[uint64]note // what the file has
+	notes   map[uint64]note // the contents of the file
 	swept   bool            // guarded by applying
 	left    chan struct{}   // closed by Leave
 	ends    chan struct{}   // closed by Close and Leave
@@ -263,9 +263,9 @@ func (b *Broker) fitting(offers []Offer) map[string]bool {
 	return keep
 }
 
-// Stale reports whether an offered interface has been replaced by another one of its name since the program was put on it, or
-// has another program now. Apply with the same offers puts the program on the new one, or says why it cannot. A program whose
-// host has gone is put on the interface here, and its leases go on.
+// Stale reports whether an offered interface has been replaced by another one of its name since the program was put on
+// it, or has another program now. Apply with the same offers puts the program on the new one, or returns the reason why
+// it cannot. A program whose host has gone is put on the interface here, and its leases go on.
 func (b *Broker) Stale() bool {
 	b.applying.Lock()
 	defer b.applying.Unlock()

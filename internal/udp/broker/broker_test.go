@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program without any right, in namespaces of its own, answers over a lease; killed, it leaves the datagrams
-// to the kernel's socket, and everything is accounted for.
+// A program without any right, in namespaces of its own, answers over a lease; killed, it leaves the datagrams to the
+// kernel's socket, and every datagram is accounted for.
 func TestWorkerIsKilled(t *testing.T) {
 	b := newBed(t, Options{})
 	b.until("kernel", nil)
@@ -83,7 +83,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// holdings are the things that a lease could leave in the broker's process.
+// holdings are the resources that a lease could leave in the broker's process.
 type holdings struct{ files, mapped, goroutines int }
 
 func (h holdings) exceeds(o holdings) bool {
@@ -96,11 +96,11 @@ func held(t *testing.T) holdings {
 	must(t, err)
 	maps, err := os.ReadFile("/proc/self/maps")
 	must(t, err)
-	rings, memories := strings.Count(string(maps), "socket:["), strings.Count(string(maps), "/memfd:") // as the kernel names what is mapped
+	rings, memories := strings.Count(string(maps), "socket:["), strings.Count(string(maps), "/memfd:") // the kernel's names of the mappings
 	return holdings{len(entries), rings + memories, runtime.NumGoroutine()}
 }
 
-// A worker that is stopped does not renew: its lease ends, and it learns why when it goes on.
+// A worker that is stopped does not renew: its lease ends, and it learns the reason when it goes on.
 func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	b := newBed(t, Options{Term: time.Second})
 	w := b.worker()
@@ -125,7 +125,7 @@ func TestStoppedWorkerLosesItsLease(t *testing.T) {
 	}
 }
 
-// An offer that changes ends its lease; one that does not keeps it, whatever happens to others.
+// An offer that changes ends its lease; one that does not keeps it, independently of others.
 func TestApply(t *testing.T) {
 	b := newBed(t, Options{bind: 100 * time.Millisecond})
 	first, second := b.offer(), b.offer()
@@ -138,7 +138,7 @@ func TestApply(t *testing.T) {
 	open := func(name string) *udp.Lease {
 		t.Helper()
 		l, err := udp.Open(ctx, udp.Options{Socket: b.path, Name: name})
-		for ctx.Err() == nil && err != nil { // the kernel has not let go of the queue yet
+		for ctx.Err() == nil && err != nil { // the kernel has not released the queue yet
 			l, err = udp.Open(ctx, udp.Options{Socket: b.path, Name: name})
 		}
 		must(t, err)
@@ -193,7 +193,7 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 }
 
-// A client that does not keep to the protocol is told so, and no other notices.
+// A client that does not keep to the protocol is told so, and no other client notices.
 func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	b := newBed(t, Options{handshake: time.Minute}) // so that the crowd below stays
 	w := b.worker()
@@ -211,7 +211,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	must(t, err)
 	r.end(proto.EndMalformed, "there is no type 99")
 	must(t, b.raw().send(hello).conn.Close())
-	b.is("the worker is alone", func(OfferStatus) bool { return b.broker.Status().Connections == 1 }) // who has gone counts for a while
+	b.is("the worker is alone", func(OfferStatus) bool { return b.broker.Status().Connections == 1 }) // a client that has gone counts for a while
 
 	var crowd []*raw
 	for range connectionsOfUserMax {
@@ -221,7 +221,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 		r.hear()
 	}
 	b.raw().end(proto.EndTooMany, "user 0 already has 16 connections")
-	b.until("xsk", w) // beside all that
+	b.until("xsk", w) // beside the crowd
 	for _, r := range crowd {
 		must(t, r.conn.Close())
 	}
@@ -231,7 +231,7 @@ func TestClientsThatDoNotKeepToTheProtocol(t *testing.T) {
 	}
 }
 
-// A client that says nothing is told that its time is over.
+// A client that says nothing gets the message that its time is over.
 func TestSilentClientsExpire(t *testing.T) {
 	b := newBed(t, Options{handshake: 300 * time.Millisecond})
 	b.raw().end(proto.EndExpired, "within 300ms of connecting")
@@ -272,7 +272,7 @@ func TestFlood(t *testing.T) {
 	b.until("kernel", nil)
 }
 
-// ringOf maps one of a socket's rings, as a client can that means harm.
+// ringOf maps one of a socket's rings, as a hostile client can.
 func ringOf(t *testing.T, fd int, page int64, offset func(unix.XDPMmapOffsets) unix.XDPRingOffset) (index *uint32, first *uint64) {
 	t.Helper()
 	var o unix.XDPMmapOffsets
@@ -301,7 +301,7 @@ func TestRingsThatLie(t *testing.T) {
 			return func() {
 				*first = 1 << 40
 				atomic.StoreUint32(index, 1)
-				_ = unix.Sendto(set.Sockets[0].FD(), nil, unix.MSG_DONTWAIT, nil) // the kernel's counter says what it made of it
+				_ = unix.Sendto(set.Sockets[0].FD(), nil, unix.MSG_DONTWAIT, nil) // the kernel's counter shows the result
 			}
 		},
 	} {
@@ -337,8 +337,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestHandOverTakes shows the time of a lease's whole hand-over: dialling, memory of two queues, mapping, binding; then giving it
-// back. The kernel lets go of the queues some milliseconds later, which the next one waits for.
+// TestHandOverTakes measures a lease's whole hand-over: dialling, memory of two queues, mapping, binding; then giving
+// it back. The kernel releases the queues some milliseconds later, which the next one waits for.
 func TestHandOverTakes(t *testing.T) {
 	b := newBed(t, Options{})
 	for range 5 {
@@ -353,7 +353,7 @@ func TestHandOverTakes(t *testing.T) {
 	}
 }
 
-// A program can send frames of its own making, and ask what became of its datagrams.
+// A program can send frames of its own making, and ask for the counts of its datagrams.
 func TestFramesOfItsOwn(t *testing.T) {
 	b := newBed(t, Options{})
 	l, err := udp.Open(context.Background(), udp.Options{Socket: b.path, Name: "echo", Checked: true})

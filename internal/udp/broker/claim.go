@@ -7,7 +7,7 @@ import (
 )
 
 // Only a program knows the numbers that it claims. They decide nothing and enter no sum of datagrams. They are kept so
-// that none of them ever shrinks, whatever a program claims.
+// that none of them ever shrinks, even if a program claims less.
 
 // each combines two claims number by number.
 func each(a, b proto.Claim, f func(a, b uint64) uint64) proto.Claim {

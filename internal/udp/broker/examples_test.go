@@ -47,7 +47,7 @@ func needsGo(t *testing.T) {
 	}
 }
 
-// The Go package's examples do what they say.
+// The Go package's examples work as documented.
 func TestExampleEcho(t *testing.T) {
 	needsGo(t)
 	b := newBed(t, Options{})
@@ -60,7 +60,7 @@ func TestExamplePcap(t *testing.T) {
 	b.writes(b.example("pcap"))
 }
 
-// So do those in C, with each compiler.
+// The examples in C work, too, with each compiler.
 func TestExamplesInC(t *testing.T) {
 	b := newBed(t, Options{})
 	folder := filepath.Dir(b.path)
@@ -103,7 +103,7 @@ func (b *bed) echoes(binary string, listen ...string) {
 	must(t, b.broker.Apply([]Offer{offer}))
 	conn, err := b.client.Dial(context.Background(), "udp", second)
 	must(t, err)
-	defer conn.Close() //nolint:errcheck // it has sent what it had to
+	defer conn.Close() //nolint:errcheck // all is sent
 	p := b.start(binary, append([]string{"--socket", b.path, "--name", "echo"}, listen...)...)
 	defer b.kill(p)
 	number := 0
@@ -137,7 +137,7 @@ func (b *bed) echoes(binary string, listen ...string) {
 	}
 }
 
-// writes requires that a program's file has what was sent, frame by frame.
+// writes requires that a program's file has the sent datagrams, frame by frame.
 func (b *bed) writes(binary string) {
 	t := b.t
 	t.Helper()

@@ -19,8 +19,8 @@ type guard struct {
 	addresses []netip.AddrPort
 }
 
-// Unguarded says that datagrams of some offers pass to the stack although Apply was to have them dropped. All else is in force.
-// Apply with the same offers tries again.
+// Unguarded lists offers whose datagrams pass to the stack although Apply was to have them dropped. The rest is in
+// force. Apply with the same offers tries again.
 type Unguarded struct {
 	By map[string]error // by offer
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drops has the offer drop what no socket takes, or not any more.
+// drops has the offer drop datagrams that no socket takes, or not any more.
 func (b *bed) drops(yes bool) {
 	b.t.Helper()
 	o := b.broker.offers["echo"].Offer
@@ -53,8 +53,8 @@ func (b *bed) sent(to netip.AddrPort) {
 	}
 }
 
-// With drop, what no socket takes does not pass, whether a program has the offer or not, and each of it is counted. It comes and goes
-// without disturbing a lease.
+// With drop, datagrams that no socket takes do not pass, whether a program has the offer or not, and each of them is
+// counted. The setting comes and goes without disturbing a lease.
 func TestDropsWhatNoSocketTakes(t *testing.T) {
 	b := newBed(t, Options{})
 	b.until("kernel", nil)
@@ -90,8 +90,8 @@ func TestDropsWhatNoSocketTakes(t *testing.T) {
 	b.until("kernel", nil)
 }
 
-// On a queue that the lease does not have, no socket takes a datagram either. The program's own account is exact with what it hears
-// from the broker.
+// On a queue that the lease does not have, no socket takes a datagram either. The program's own account is exact with
+// the broker's counts.
 func TestDropsOnOtherQueues(t *testing.T) {
 	b := newBed(t, Options{})
 	o := b.offer()
@@ -127,7 +127,7 @@ func TestDropsOnOtherQueues(t *testing.T) {
 	}
 }
 
-// A guard that cannot be had is an error, which names the offer; all else is in force, and Apply tries again.
+// A guard that cannot be had is an error, which names the offer; all other offers are in force, and Apply tries again.
 func TestNoRoomForAGuard(t *testing.T) {
 	b := newBed(t, Options{})
 	h := b.broker.hooks["eth0"]

@@ -149,8 +149,8 @@ func (p *peer) alive() error {
 }
 
 // exiting reports whether the process has ended, or is about to. A process is marked (PF_EXITING) before its files are
-// closed, and its pidfd tells of the end after that: so exiting tells a file that a dying process leaves from one that a living
-// process closes.
+// closed, and its pidfd signals the end after that: so exiting distinguishes a file that a dying process leaves from
+// one that a living process closes.
 func (p *peer) exiting() bool {
 	stat, err := process.ReadStat(p.PID)
 	if err != nil || p.alive() != nil { // if it is alive, the file that was read is this process's

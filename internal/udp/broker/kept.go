@@ -19,24 +19,25 @@ import (
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
 )
 
-// Leases outlive the broker's process if Options.Keep says where. While an interface has a lease, its program and maps are
-// pinned (hook.Keep), and each lease is written down. The sockets live in the holder's process, so datagrams come as before
-// while there is no broker; if the holder ends too, the kernel takes its sockets out of the map.
+// Leases outlive the broker's process if there is an Options.Keep. While an interface has a lease, its program and maps
+// are pinned (hook.Keep), and each lease is written down. The sockets live in the holder's process, so datagrams come
+// as before while there is no broker; if the holder ends too, the kernel takes its sockets out of the map.
 //
 //	note (file) ─► awaited ─► resumed: the holder handed the files back
 //	     │            └─────► over: the holder has ended, did not come in time, or has asked for a new lease
 //	     └► lost: the offer has changed, or the program could not be attached
 //
-// The broker believes nothing that a client says: the kernel identifies the process, and marks identify the files that it hands back.
+// The broker believes no client: the kernel identifies the process, and marks identify the files that it hands back.
 
-// Keep says where a broker leaves leases for the next one.
+// Keep has the places in which a broker leaves leases for the next one.
 type Keep struct {
 	Pins   string        // folder of bpffs that only this broker uses
 	Record string        // path of a file that does not survive a reboot
-	Await  time.Duration // how long the next broker waits for the holders; 0: AwaitDefault
+	Await  time.Duration // the time that the next broker waits for the holders; 0: AwaitDefault
 }
 
-// AwaitDefault is how long a broker waits for the holders of the previous broker's leases. They try at least once a second.
+// AwaitDefault is the time that a broker waits for the holders of the previous broker's leases. They try at least once
+// a second.
 const AwaitDefault = 10 * time.Second
 
 // note is a lease as the file has it.
@@ -209,7 +210,7 @@ func (b *Broker) goOn(iface string, offers []Offer) (all []note) {
 	return all
 }
 
-// fits says why a lease does not go on with these offers; "": it does.
+// fits returns the reason why a lease does not go on with these offers; "": it does.
 func fits(n *note, offers []Offer) string {
 	for _, o := range offers {
 		switch {
@@ -273,7 +274,7 @@ func kept(all []note) (goOn []hook.Kept) {
 	return goOn
 }
 
-// sweep removes what the previous broker has left on interfaces that are not offered any more.
+// sweep removes the previous broker's pins and notes on interfaces that are not offered any more.
 func (b *Broker) sweep(offers []Offer) error {
 	if b.options.Keep == nil || b.swept {
 		return nil
@@ -311,8 +312,8 @@ func removeKept(pins string, which func(pin string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Remove removes what a broker that was killed, or left, has kept. If it has kept nothing, that is success. No broker with the
-// same Keep may be running.
+// Remove removes the pins and the file that a broker that was killed, or left, has kept. If there are none, that is
+// success. No broker with the same Keep may be running.
 func (k *Keep) Remove() error {
 	return errors.Join(removeKept(k.Pins, func(string) bool { return true }), record.Remove(k.Record))
 }

@@ -47,7 +47,7 @@ func newKeepingBed(t *testing.T, options Options, await time.Duration) *keepingB
 	return &keepingBed{b, options}
 }
 
-// leave ends the broker as one ends that keeps its leases.
+// leave ends the broker in the way that keeps its leases.
 func (b *keepingBed) leave() {
 	b.t.Helper()
 	must(b.t, b.broker.Leave())
@@ -122,7 +122,7 @@ func TestHolderEndsWithoutABroker(t *testing.T) {
 	b.until("xsk", b.worker())
 }
 
-// A process that lives and does not come back loses its lease after a while, and learns why if it does later.
+// A process that lives and does not come back loses its lease after a while, and learns the reason if it comes later.
 func TestHolderDoesNotComeBack(t *testing.T) {
 	b := newKeepingBed(t, Options{}, time.Hour)
 	number, set := b.raw().hold("echo")
@@ -184,7 +184,7 @@ func TestWhatIsNotResumed(t *testing.T) {
 	b.is("its holder resumes it", func(o OfferStatus) bool { return o.Resumed == 1 })
 }
 
-// An offer that is another one for the next broker ends its lease, with the reason, and the holder asks anew.
+// An offer that differs for the next broker ends its lease, with the reason, and the holder asks anew.
 func TestOfferChangesBetweenBrokers(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Offer)
@@ -263,7 +263,7 @@ func TestHolderAsksAnew(t *testing.T) {
 	}
 }
 
-// Another process is told which process has the queues.
+// Another process gets the name of the process that has the queues.
 func TestAwaitedLeaseIsInTheWay(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	b.resumable()
@@ -327,8 +327,8 @@ func TestLeaseThatCannotBeKept(t *testing.T) {
 	b.until("xsk", b.worker())
 }
 
-// A client in Go says how often its lease was resumed, and asks the next broker for counters that have gone on. It ends well also
-// while there is no broker.
+// A client in Go counts how often its lease was resumed, and asks the next broker for counters that have gone on. It
+// also ends well while there is no broker.
 func TestClientBetweenBrokers(t *testing.T) {
 	b := newKeepingBed(t, Options{}, 0)
 	b.resumable()

@@ -25,10 +25,10 @@ type Offer struct {
 	RingSize  uint32           // entries of each receive ring: xsk.RingSize(delay, rate)
 	Transmit  bool             // whether the holder can send: any frame
 	Stamped   bool             // whether each datagram comes with the time at which XDP saw it
-	CPUs      []int            // CPUs that the holder is told to work on, for the queues in turn; nil: any
+	CPUs      []int            // CPUs that the holder should work on, for the queues in turn; nil: any
 	BusyPoll  time.Duration    // if not 0, the holder makes the driver work, and interrupts stay off for this long after the driver has worked: see tuning
 	Drop      bool             // whether datagrams that no socket takes are dropped, also while nobody holds the offer; otherwise they pass to the kernel's stack
-	Wait      proto.Wait       // how the holder is advised to wait for datagrams
+	Wait      proto.Wait       // the advice to the holder how to wait for datagrams
 	Allow     []Rule           // at least one of them must hold; none: no process may lease
 	// Kill ends a process that keeps a lease which has ended: it still has the sockets, so it keeps the
 	// queues from other programs, and with Transmit it can still send.

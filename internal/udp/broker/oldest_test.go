@@ -9,8 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/udp"
 )
 
-// The status says how long the oldest datagram of a ring has waited, until the program has read it. Without times it says
-// nothing.
+// The status has the age of the oldest datagram of a ring, until the program has read it. Without times it has none.
 func TestOldest(t *testing.T) {
 	for _, stamped := range []bool{true, false} {
 		b := newBedOf(t, 1, Options{})

@@ -68,7 +68,7 @@ func monotonic() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// slow works on datagrams until it has had enough and is done, and returns how old each was when its turn came.
+// slow works on datagrams until it has had enough and is done, and returns the age of each when its turn came.
 func slow(t *testing.T, l *udp.Lease, ageMax time.Duration, done func(udp.Counts) bool) (ages []time.Duration) {
 	t.Helper()
 	batch := make([]udp.Descriptor, batchSize)
@@ -111,7 +111,7 @@ func (b *bed) accounted(l *udp.Lease) {
 	b.is("the lease that is over is accounted for", func(o OfferStatus) bool { return o.Lease == nil && o.Past.Lost() == 0 && o.Past.Matched > 0 })
 }
 
-// The ring bounds how long datagrams wait, also where more come than the program can work off.
+// The ring bounds the time that datagrams wait, also where more come than the program can work off.
 func TestDelayUnderOverload(t *testing.T) {
 	b := overloaded(t)
 	l, err := udp.Open(context.Background(), udp.Options{Socket: b.path, Name: "echo", Checked: true})
@@ -146,7 +146,7 @@ func TestDelayUnderOverload(t *testing.T) {
 	b.accounted(l)
 }
 
-// A program may refuse what is too old.
+// A program may refuse datagrams that are too old.
 func TestStaleDatagramsAreDropped(t *testing.T) {
 	b := overloaded(t)
 	const ageMax = 2 * time.Millisecond
@@ -187,7 +187,7 @@ func TestStaleDatagramsAreDropped(t *testing.T) {
 	})
 }
 
-// Without times no age is known, and a program that asks for it is told.
+// Without times no age is known, and a program that asks for it gets an error.
 func TestAgeNeedsTimes(t *testing.T) {
 	b := newBed(t, Options{})
 	_, err := udp.Open(context.Background(), udp.Options{Socket: b.path, Name: "echo", MaxAge: time.Second})

@@ -22,18 +22,18 @@ import (
 const (
 	// handshakeFor is the time that a client may take from connecting to Ready.
 	handshakeFor = 5 * time.Second
-	// bindFor is how long the broker waits for a queue that is taken although it is not leased.
+	// bindFor is the time that the broker waits for a queue that is taken although it is not leased.
 	bindFor = 10 * time.Second
-	// sendFor is how long a message waits for a client that does not read.
+	// sendFor is the time that a message waits for a client that does not read.
 	sendFor = time.Second
 	// auditEvery is the interval at which the broker looks at a lease's rings.
 	auditEvery = 100 * time.Millisecond
 	// lingerFor is the time that a client has to close the connection once its lease is over.
 	lingerFor = time.Second
-	// lastFor is how long the broker listens to a connection whose process has ended.
+	// lastFor is the time that the broker still listens to a connection whose process has ended.
 	lastFor = 100 * time.Millisecond
-	// handBackFor is how long a client waits for a lease that another process holds: a program that is restarted at once
-	// is quicker than the end of its predecessor's lease.
+	// handBackFor is the time that a client waits for a lease that another process holds: a program that is restarted
+	// at once is quicker than the end of its predecessor's lease.
 	handBackFor = 200 * time.Millisecond
 	// burstMax is the number of messages that may come at once, and perSecond their average rate.
 	burstMax, perSecond = 64, 32
@@ -69,7 +69,7 @@ type session struct {
 	conn     *proto.Conn
 	peer     *peer
 	offered  *offered   // the offer that the session holds
-	hook     *hook.Hook // the hook that the lease is of
+	hook     *hook.Hook // the hook that has the lease
 	lease    *lease.Lease
 	number   uint64
 	since    time.Time

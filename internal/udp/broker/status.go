@@ -70,7 +70,7 @@ type LeaseStatus struct {
 // Totals are sums over queues and leases: matched = passed_no_socket + dropped_no_socket +
 // taken + waiting + dropped + ring_full, except for leases that are counted in unknown.
 type Totals struct {
-	hook.Count        // for queues without a socket there is nothing else
+	hook.Count        // queues without a socket have only this
 	Taken      uint64 `json:"taken"`
 	Waiting    uint64 `json:"waiting"` // unread in rings when the lease was over
 	Dropped    uint64 `json:"dropped"`

@@ -45,7 +45,7 @@ func TestUDPDoctorTells(t *testing.T) {
 	}
 }
 
-// The leases of the interface are compared; what cannot be is told.
+// The leases of the interface are compared; leases that cannot be compared are listed.
 func TestUDPDoctorKnowsWorkers(t *testing.T) {
 	facts := doctor.Facts{Interface: "eth0"}
 	leases := append(sampleLeases(), &shuntv1.UDPLease{Name: "anywhere", Interface: "eth0", Holder: &shuntv1.UDPHolder{Queues: []*shuntv1.UDPQueue{{Queue: 1}}}})

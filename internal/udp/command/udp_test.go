@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// sampleLeases are one that is held, one that nobody has, and one that cannot be had.
+// sampleLeases are one that is held, one that nobody holds, and one that cannot be leased.
 func sampleLeases() []*shuntv1.UDPLease {
 	return []*shuntv1.UDPLease{
 		{Name: "feed", Interface: "eth0", Addresses: []string{"192.0.2.10:5000", "[2001:db8::10]:5000", "239.1.2.3:5000"}, Program: "native", Given: 3,

@@ -37,10 +37,10 @@ import (
 const (
 	// runVariable makes this binary `shunt run` with the file at the path.
 	runVariable = "SHUNT_TEST_UDP_RUN"
-	// workVariable makes it a program that leases: socket, name, and how long it works on each datagram.
+	// workVariable makes it a program that leases: socket, name, and its time of work on each datagram.
 	workVariable = "SHUNT_TEST_UDP_WORK"
 
-	// rightsVariable leaves `shunt run` what the package's unit permits the UDP path.
+	// rightsVariable confines `shunt run` to the rights that the package's unit gives the UDP path.
 	rightsVariable = "SHUNT_TEST_UDP_RIGHTS"
 
 	// sysVariable gives it a /sys of its network namespace first.
@@ -49,7 +49,8 @@ const (
 	keepVariable = "SHUNT_TEST_UDP_KEEP"
 	// nextVariable makes it a version whose balancer has another ABI.
 	nextVariable = "SHUNT_TEST_UDP_NEXT"
-	// leftVariable has it say what of busy polling an instance has left, and take it away as `shunt uninstall` does.
+	// leftVariable has it print the settings of busy polling that an instance has left, and put them back as `shunt
+	// uninstall` does.
 	leftVariable = "SHUNT_TEST_UDP_LEFT"
 	// detachVariable makes it `shunt detach --unattended` of an instance.
 	detachVariable = "SHUNT_TEST_UDP_DETACH"
@@ -115,7 +116,7 @@ func execWithSys() error {
 	return syscall.Exec("/proc/self/exe", os.Args, slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, sysVariable) }))
 }
 
-// work leases again and again, and echoes. It ends when SIGTERM has come, having read what was in its rings.
+// work leases again and again, and echoes. It ends when SIGTERM has come, after it has read the datagrams in its rings.
 func work(socket, name, each string) error {
 	pause, err := time.ParseDuration(each)
 	if err != nil {
@@ -140,7 +141,7 @@ type bed struct {
 	net   *udptest.Network
 	asked int
 	pid   int32             // of the daemon that was asked last
-	sums  map[string]uint64 // what matched each lease then
+	sums  map[string]uint64 // datagrams that matched each lease then
 }
 
 func newBed(t *testing.T, entries ...string) *bed {
@@ -214,7 +215,7 @@ func lease(st *shuntv1.GetStatusResponse, name string) *shuntv1.UDPLease {
 	return st.Udp[i]
 }
 
-// until asks port 5000, from a new port each time, until the one who should answers: "x" or "kernel".
+// until asks port 5000, from a new port each time, until the right one answers: "x" or "kernel".
 func (b *bed) until(who string) {
 	b.Helper()
 	deadline := time.Now().Add(nodetest.Patience)
@@ -233,7 +234,7 @@ const answersWithin = 10 * time.Millisecond
 // longer is the time to wait for the answer to the next question: a slow machine may answer none in the time before.
 func longer(within time.Duration) time.Duration { return min(within*5/4, time.Second) }
 
-// ask is the answer to a question; "" if there is none within a time.
+// ask returns the answer to a question; "" if there is none within a time.
 func (b *bed) ask(port int, within time.Duration) string {
 	b.Helper()
 	conn := b.dial(port)

@@ -76,7 +76,7 @@ func (b *besideBed) file(keys ...string) {
 	b.Write(strings.ReplaceAll(strings.Join(keys, ""), "SOCKET", b.socket()))
 }
 
-// answers waits until the one who should answers at an address: "x", "kernel" or "backend".
+// answers waits until the right one answers at an address: "x", "kernel" or "backend".
 func (b *besideBed) answers(who string, addresses ...string) {
 	b.Helper()
 	for _, address := range addresses {
@@ -264,7 +264,7 @@ func (b *besideBed) showsGuest(want bool) {
 
 func (b *besideBed) instance() string { return filepath.Base(b.Folder) }
 
-// dropper pins a program that drops datagrams to port 5001 over IPv4, and passes all else.
+// dropper pins a program that drops datagrams to port 5001 over IPv4, and passes all others.
 func (b *besideBed) dropper() (pin string) {
 	b.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "dropper", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "GPL", Flags: unix.BPF_F_XDP_HAS_FRAGS, Instructions: asm.Instructions{
@@ -288,7 +288,7 @@ func (b *besideBed) dropper() (pin string) {
 	return pin
 }
 
-// A program of the user's after shunt's gets what both products pass, and nothing that one of them has taken.
+// A program of the user's after shunt's gets the packets that both products pass, and none that one of them has taken.
 func TestProgramAfterBoth(t *testing.T) {
 	b := newBesideBed(t)
 	b.file(leaseKeys, serviceKeys)
@@ -311,7 +311,7 @@ func TestProgramAfterBoth(t *testing.T) {
 	b.undisturbed("no program after")
 }
 
-// `shunt detach` takes both products away, from a daemon that runs and from one that was killed.
+// `shunt detach` removes both products, from a daemon that runs and from one that was killed.
 func TestDetachBoth(t *testing.T) {
 	b := newBesideBed(t)
 	b.file(leaseKeys, serviceKeys)
@@ -339,8 +339,8 @@ func TestDetachBoth(t *testing.T) {
 	b.answers("kernel", leased...)
 }
 
-// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops, and the
-// lease goes on. So it is in the start after that.
+// A version whose balancer has another ABI takes over an interface that both products have: the balancer never stops,
+// and the lease goes on. The same holds at the start after that.
 func TestUpgradeOfBoth(t *testing.T) {
 	b := newBesideBed(t)
 	resumable := udptest.BoundRings(t, b.net.Server)

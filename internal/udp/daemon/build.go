@@ -46,7 +46,7 @@ type marks struct {
 	users, groups []config.Mark
 }
 
-// build makes the settings, and checks what they mean.
+// build makes the settings, and checks their meaning.
 func build(d *document, read *config.Contents) any {
 	b := &builder{read: read, parsed: &parsed{faults: &read.Faults}, names: map[string]config.Mark{}, addresses: map[string]taken{}, modes: map[string]taken{}, polls: map[string]taken{}}
 	b.parsed.socket = d.Socket.Value
@@ -120,7 +120,8 @@ func (b *builder) entry(e *leaseEntry) {
 		b.fault(a.Mark, "write for example allow: {user: feed}", "allow is empty, so no program could have the lease")
 	}
 	b.parsed.entries, b.parsed.marks = append(b.parsed.entries, made), append(b.parsed.marks, m)
-	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from those of its claim.
+	// The balancer may have the interface as well (internal/kernel/guest.go), so the words differ from the words of its
+	// claim.
 	b.claimed = append(b.claimed, config.Claim{Of: "udp interface " + iface, As: "the UDP path's", Mark: e.Interface.Mark})
 }
 
@@ -233,7 +234,7 @@ func (b *builder) cpus(e *leaseEntry, queues []int) (numbers []int) {
 	return numbers
 }
 
-// poll requires that the entries of an interface agree on how long its interrupts are off.
+// poll requires that the entries of an interface agree on the time for which its interrupts are off.
 func (b *builder) poll(e *leaseEntry) {
 	if !e.BusyPoll.Set || e.BusyPoll.Bad {
 		return

@@ -122,7 +122,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Of a name that this machine does not have only that rule is missing, and check --host says so.
+// Only the rule with a name that this machine does not have is missing, and check --host names it.
 func TestNamesOfTheHost(t *testing.T) {
 	p, c := read(t, "udp: [{name: feed, interface: no-such, address: 192.0.2.10, port: 5000, allow: {user: [no-such-user, root], group: no-such-group}}]")
 	p.checkHost(node.HostCheck{Strict: true})

@@ -178,7 +178,7 @@ func mayKill() bool {
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_KILL) != 0
 }
 
-// look tries again what failed, and reports changes, until ctx ends.
+// look retries failed steps, and reports changes, until ctx ends.
 func (d *daemon) look(ctx context.Context) {
 	defer close(d.ended)
 	ticker := time.NewTicker(lookInterval)
@@ -244,7 +244,7 @@ func (d *daemon) tell() {
 	d.host.Conditions.Only(condition.UDPQueueMissed, missed)
 }
 
-// reducedText says that an offer has less than its mode asks for; "": it has all of it.
+// reducedText describes an offer that has less than its mode asks for; "": it has all of it.
 func reducedText(o *broker.OfferStatus) string {
 	if o.Reason != "" { // the program is generic although native was tried
 		return fmt.Sprintf("lend %s in the mode %s: interface %s has the program in generic mode: %s", o.Name, lease.Generic, o.Interface, o.Reason)
@@ -255,7 +255,7 @@ func reducedText(o *broker.OfferStatus) string {
 	return ""
 }
 
-// lastEnd says how leases of an offer have ended.
+// lastEnd describes the ends of an offer's leases.
 func lastEnd(o *broker.OfferStatus) string {
 	if o.LastEnd == "" {
 		return ""

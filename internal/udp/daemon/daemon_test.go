@@ -152,8 +152,9 @@ func TestReloadDisturbsNoOther(t *testing.T) {
 	}
 }
 
-// A program that is too slow loses datagrams, and each of them is accounted for: in the daemon's counters, in the program's,
-// and in the metrics. What comes on a queue that the lease does not have goes to the kernel's socket, which is a condition.
+// A program that is too slow loses datagrams, and each of them is accounted for: in the daemon's counters, in the
+// program's, and in the metrics. Datagrams on a queue that the lease does not have go to the kernel's socket, which is
+// a condition.
 func TestOverloadIsAccountedFor(t *testing.T) {
 	b := newBed(t, entry("feed", 5000, 0, ", tx: true, max_queue_delay: 64us"))
 	b.run()

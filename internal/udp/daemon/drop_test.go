@@ -11,8 +11,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/node/nodetest"
 )
 
-// on_no_socket comes and goes by a reload, with a program and without one, and disturbs no lease. What was dropped is in the status,
-// the commands and the metrics; when the daemon ends, the kernel's socket has the datagrams again.
+// on_no_socket comes and goes by a reload, with a program and without one, and disturbs no lease. The dropped datagrams
+// are in the status, the commands and the metrics; when the daemon ends, the kernel's socket has the datagrams again.
 func TestDropByReload(t *testing.T) {
 	drop := strings.Replace(all, "tx: true", "tx: true, on_no_socket: drop, wait: adaptive", 1)
 	pass := strings.Replace(drop, "drop", "pass", 1)

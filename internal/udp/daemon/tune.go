@@ -48,7 +48,7 @@ func (d *daemon) tune(s settings) {
 	d.untuned = d.tuner.Keep(wanted)
 }
 
-// untunedConditions report interfaces that are not as their entries want.
+// untunedConditions report interfaces whose settings differ from their entries.
 func (d *daemon) untunedConditions() (all []condition.Condition) {
 	for _, iface := range slices.Sorted(maps.Keys(d.untuned)) {
 		subject := iface

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The interrupts of an interface are off while an entry has busy_poll, and what was there before comes back: at a reload, from
-// the successor of a daemon that was killed, from `shunt detach` after one, and at the end.
+// The interrupts of an interface are off while an entry has busy_poll, and the values from before come back: at a
+// reload, from the successor of a daemon that was killed, from `shunt detach` after one, and at the end.
 func TestBusyPollIsPutBack(t *testing.T) {
 	const plain = all
 	polled := strings.TrimSuffix(all, "}") + ", busy_poll: 200us}"
@@ -86,7 +86,7 @@ func TestBusyPollIsPutBack(t *testing.T) {
 	}
 }
 
-// Without a /sys that shows the interface a lease works, and the reason is told.
+// Without a /sys that shows the interface a lease works, and the reason is reported.
 func TestBusyPollCannotBe(t *testing.T) {
 	b := newBed(t, strings.TrimSuffix(all, "}")+", busy_poll: 200us}")
 	b.run()

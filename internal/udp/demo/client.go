@@ -19,9 +19,9 @@ const (
 	// window is the number of questions of each flow that are open at once when answers per second are counted. All
 	// together fit into one queue's ring.
 	window = 8
-	// payloadSize is the size of a question in bytes: who answers, 7 unused, a number, and padding.
+	// payloadSize is the size of a question in bytes: the answerer's letter, 7 unused, a number, and padding.
 	payloadSize = 64
-	// spinFor is how long the client looks for an answer before it sleeps: on a machine with more runnable tasks
+	// spinFor is the time that the client looks for an answer before it sleeps: on a machine with more runnable tasks
 	// than CPUs, spinning would keep the worker from answering.
 	spinFor = time.Millisecond
 	// lateAfter is the time after which a question is given up: a scheduler with twenty other tasks needs a tenth of it.
@@ -88,7 +88,7 @@ func (c *client) take(fd int) (number uint64, ok bool) {
 	return binary.NativeEndian.Uint64(c.buffer[8:]), true
 }
 
-// ask waits for the answer to one question, and returns who gave it; 0: no answer in time.
+// ask waits for the answer to one question, and returns the letter of its sender; 0: no answer in time.
 func (c *client) ask(fd int) (by byte, took time.Duration) {
 	begin := time.Now()
 	question := c.send(fd)

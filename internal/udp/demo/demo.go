@@ -4,9 +4,9 @@
 //	client eth0 ═══ eth0 server    the program, and AF_XDP sockets on both queues
 //	       eth1 ═══ eth1           no program: the kernel's sockets at their best
 //
-// The demo is the process with the rights, and has the broker. The worker (`shunt demo udp-worker`) stands for any
-// program that uses package udp: it leases memory and sockets from the broker, and only maps them. Each line that claims
-// something is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
+// The demo is the process with the rights, and has the broker. The worker (`shunt demo udp-worker`) is an example of
+// any program that uses package udp: it leases memory and sockets from the broker, and only maps them. Each line with a
+// claim is a Claim, which is checked in this run. No claim depends on speed, which is only shown.
 package demo
 
 import (
@@ -37,7 +37,7 @@ const (
 	patience = 5 * time.Second
 	// rounds is the number of rounds of every way to receive, interleaved: medians are shown.
 	rounds = 5
-	// roundTripsFor and rateFor are how long a round takes: 5 rounds of 4 ways are 7 s.
+	// roundTripsFor and rateFor are the times of a round: 5 rounds of 4 ways are 7 s.
 	roundTripsFor = 200 * time.Millisecond
 	rateFor       = 150 * time.Millisecond
 	// measureFor ends the measurement on a machine that is too busy for all rounds.

@@ -139,7 +139,7 @@ func (w *worker) describe() error {
 	return nil
 }
 
-// listen reads orders; each one ends the work on the one before.
+// listen reads orders; each one ends the work on the last one.
 func (w *worker) listen(orders chan<- order) {
 	buffer := make([]byte, 4096)
 	for {

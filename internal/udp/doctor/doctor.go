@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Facts describe an interface of this machine. A fact that could not be read is left out, and Unknown says why.
+// Facts describe an interface of this machine. A fact that could not be read is left out, and Unknown has the reason.
 type Facts struct {
 	Interface  string
 	Driver     string // "": none

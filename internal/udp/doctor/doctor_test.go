@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 
 func bits(n uint64) *uint64 { return &n }
 
-// fit has nothing to be found.
+// fit has no findings.
 func fit() Facts {
 	return Facts{
 		Interface: "eth0", Driver: "ice", MTU: 1500, Queues: 4, CPUs: 8, XDP: bits(xdpBasic | xdpZeroCopy), Isolated: "4-7",
@@ -81,7 +81,7 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// The limits are those of the packages that set them.
+// The limits are those of packages hook and xsk.
 func TestLimits(t *testing.T) {
 	if queuesMax != hook.MaxQueues {
 		t.Errorf("%d queues", hook.MaxQueues)
@@ -125,7 +125,7 @@ func TestMachine(t *testing.T) {
 		f.Node != 1 || !slices.Equal(f.Nodes[1], []int{5}) || !slices.Equal(f.Nodes[0], []int{0, 1, 2}) {
 		t.Errorf("%+v", f)
 	}
-	// The interrupts of a virtio card are those of the device above it.
+	// The interrupts of a virtio card belong to the device above it.
 	root = tree(t, map[string]string{
 		"proc/interrupts":                "            CPU0\n 38:  1  PCI-MSIX  virtio2-input.0\n 39:  1  PCI-MSIX  virtio2-output.0\n 40:  1  PCI-MSIX  virtio3-input.0\n",
 		"proc/irq/38/smp_affinity_list":  "0\n",
@@ -149,7 +149,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// A veth says what it is, and what is done to it is found.
+// A veth is recognised, and changes to it are found.
 func TestLookAtVeth(t *testing.T) {
 	n := udptest.New(t, lab.Cable{Queues: 2})
 	root := tree(t, map[string]string{"sys/devices/system/cpu/online": "0-3\n", "sys/devices/system/cpu/isolated": "3\n"})
@@ -174,7 +174,7 @@ func TestLookAtVeth(t *testing.T) {
 	if f.Driver != "veth" || f.MTU != 1500 || f.Queues != 2 || f.Program != "" || len(f.Features) < 10 {
 		t.Errorf("%+v", f)
 	}
-	// Before Linux 6.3 the kernel does not say what a driver can.
+	// Before Linux 6.3 the kernel does not report the features of a driver.
 	known := f.XDP != nil
 	if known && (*f.XDP&xdpBasic == 0 || *f.XDP&xdpZeroCopy != 0) || !known && !slices.ContainsFunc(f.Unknown, func(u string) bool { return strings.Contains(u, "Linux 6.3") }) {
 		t.Errorf("XDP: %v, unknown: %q", f.XDP, f.Unknown)

@@ -38,7 +38,7 @@ func Look(root, iface string) (Facts, error) {
 	return f, nil
 }
 
-// ownAt names shunt's program on an interface; "": there is none, or it cannot be told.
+// ownAt names shunt's program on an interface; "": there is none, or that is not known.
 func ownAt(iface string) string {
 	o, err := kernel.OccupantOf(iface)
 	if err != nil || o == nil || !o.IsOurs() {

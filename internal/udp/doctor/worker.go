@@ -17,7 +17,7 @@ type Worker struct {
 	Lease    string
 	Queue    int
 	CPU      int  // that the entry names
-	Pinned   bool // whether a thread of the program runs there and nowhere else
+	Pinned   bool // a thread of the program runs there and nowhere else
 	BusyPoll bool // whether the program makes the driver work, in place of interrupts
 }
 
@@ -101,7 +101,7 @@ func (f *Facts) handler(queue int) (cpu int, by *Interrupt) {
 	return 0, nil
 }
 
-// workers compares the CPUs of programs with those of interrupts, and with the interface's NUMA node.
+// workers compares the CPUs of programs with the CPUs of interrupts, and with the interface's NUMA node.
 func (f *Facts) workers(find func(string, bool, string, string, string)) {
 	for _, w := range f.Workers {
 		if !w.Pinned {

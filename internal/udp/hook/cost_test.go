@@ -14,9 +14,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestOthersTakeTheirTime prints how many nanoseconds a packet takes that is for no lease, and one that is for a lease: with a program that only passes, and with
-// ours without a lease, with one, and with as many as there can be. It is the minimum of interleaved rounds; the machine says how much that
-// is worth. What a packet may cost in instructions is test/cost's to say.
+// TestOthersTakeTheirTime prints the nanoseconds of a packet that is for no lease, and of one that is for a lease: with
+// a program that only passes, and with ours without a lease, with one, and with the largest number. It is the minimum
+// of interleaved rounds; the machine decides how much that is worth. test/cost limits the instructions of a packet.
 func TestOthersTakeTheirTime(t *testing.T) {
 	inHost(t, func(t *testing.T) {
 		own := macOf(t)

@@ -29,10 +29,10 @@ const (
 	MaxQueues = int(udpLeaseLimitLEASE_QUEUES_MAX)
 )
 
-// Options say where the program is attached.
+// Options select the interface and the mode of the program.
 type Options struct {
 	Interface string      // of the calling thread's network namespace
-	Mode      kernel.Mode // auto tries native mode first; then Hook.Reason says why it got generic
+	Mode      kernel.Mode // auto tries native mode first; then Hook.Reason has the reason why it got generic
 	// Kept is the folder of an earlier process's Keep. If the layout of its maps is this version's, they are taken over with GoOn;
 	// otherwise they are removed. "": there is none.
 	Kept string
@@ -45,7 +45,7 @@ type Hook struct {
 	Interface string
 	Ifindex   int
 	MTU       int // of the interface, bytes, when it was attached
-	Queues    int // receive queues that the interface has room for; InUse returns those in use
+	Queues    int // receive queues for which the interface has room; InUse returns those in use
 
 	objects *ebpf.Collection
 	program *ebpf.Program // if it is alone on the interface
@@ -57,7 +57,7 @@ type Hook struct {
 	stamped map[int]bool                    // leases whose frames come with a time
 	guards  map[netip.AddrPort]int          // addresses and ports whose datagrams do not pass -> the lease that guards them
 	direct  map[uint32]netip.AddrPort       // bucket of sh_ud_direct -> its address and port
-	seen    map[int]bool                    // leases that running programs may have found by addresses that are theirs no more
+	seen    map[int]bool                    // leases that running programs may have found by addresses that they have no more
 	kept    string                          // folder that it is pinned in; "": it is not pinned
 }
 
@@ -130,8 +130,8 @@ func (h *Hook) Attachment() kernel.Attachment { return h.guest.Attachment() }
 // Hosted reports whether the program is behind another product's.
 func (h *Hook) Hosted() bool { return h.guest.Hosted() }
 
-// Settle attaches the program again if the one that it was behind has gone. It has to be called from
-// time to time in the interface's network namespace.
+// Settle attaches the program again if the program that it was behind has gone. Call it from time to time in the
+// interface's network namespace.
 func (h *Hook) Settle() error { return h.guest.Settle() }
 
 // Gone reports whether the name belongs to another interface now, or to none. It asks in the calling thread's network

@@ -102,7 +102,7 @@ func begin(t *testing.T, h *Hook, serves ...string) (lease int) {
 	return lease
 }
 
-// Every kind of packet, through the loaded program: what goes to a socket, what passes, and how it is counted.
+// Every kind of packet, through the loaded program: which go to a socket, which pass, and how they are counted.
 func TestPackets(t *testing.T) {
 	const to4, to6, from4, from6 = "192.0.2.10:5000", "[2001:db8::10]:5000", "198.51.100.7:40000", "[2001:db8:c::7]:40000"
 	edit := func(frame []byte, at int, value byte) []byte {
@@ -403,8 +403,8 @@ func device(name string) ([]byte, error) {
 	return i.HardwareAddr, nil
 }
 
-// Where an address has a guard, a datagram that no socket takes is dropped and counted: by the lease that serves the address, or by
-// the guard. Sockets get the others as ever, and what is no plain datagram passes.
+// Where an address has a guard, a datagram that no socket takes is dropped and counted: by the lease that serves the
+// address, or by the guard. Sockets get the others as ever, and packets that are no plain datagrams pass.
 func TestGuard(t *testing.T) {
 	for _, c := range []struct {
 		name, from, to string

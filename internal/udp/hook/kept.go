@@ -93,7 +93,7 @@ func (h *Hook) Adopted() bool {
 	return h.kept != ""
 }
 
-// RemoveKept removes what a process that has ended has kept in a folder. If there is nothing, that is success.
+// RemoveKept removes the pins that a process has kept in a folder before its end. If there are none, that is success.
 func RemoveKept(folder string) error {
 	return errors.Join(kernel.RemoveKept(folder), removeMaps(folder))
 }

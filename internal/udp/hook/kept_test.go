@@ -12,7 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// A hook that is kept goes on when its process's part has ended, and the next one has the leases that it wants, and nothing of others.
+// A hook that is kept goes on when its process's part has ended, and the next process has the leases that it names, and
+// no others.
 func TestKept(t *testing.T) {
 	const one, two, from = "192.0.2.10:5000", "[2001:db8::10]:5001", "198.51.100.7:40000"
 	sharing := beside(one, "192.0.2.11:5000", false)

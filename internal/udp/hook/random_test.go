@@ -110,7 +110,7 @@ func damaged(random *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// modelled says whether the socket has a frame, and which counter of passed packets has it if not; "": none.
+// modelled reports whether the socket has a frame, and otherwise the counter of passed packets that has it; "": none.
 func modelled(frame, own []byte) (matched bool, passed string) {
 	if !bytes.Equal(frame[:6], own) && frame[0]&1 == 0 {
 		return false, "" // for another station
@@ -192,7 +192,8 @@ func modelled6(ip []byte) (matched bool, passed string) {
 	}
 }
 
-// isOther is whether a packet is not looked at any further: TCP, or a datagram to an address and port whose hash no lease has.
+// isOther reports whether the program stops at a packet early: TCP, or a datagram to an address and port whose hash no
+// lease has.
 func isOther(l4 []byte, protocol uint8, to netip.Addr) bool {
 	if protocol != 17 || len(l4) < 8 {
 		return protocol == 6
@@ -201,7 +202,7 @@ func isOther(l4 []byte, protocol uint8, to netip.Addr) bool {
 	return !slices.ContainsFunc(leasedAt, func(leased netip.AddrPort) bool { return hash(leased) == of })
 }
 
-// modelledUDP is of a datagram, as long as its IP header says.
+// modelledUDP models a datagram, as long as its IP header says.
 func modelledUDP(udp []byte, to netip.Addr) (matched bool, passed string) {
 	if len(udp) < 8 {
 		return false, "malformed"

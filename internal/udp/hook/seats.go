@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-// A seat is an address and port that a lease has: the lease serves it, or else guards it. Three maps tell the program of seats:
+// A seat is an address and port that a lease has: the lease serves it, or otherwise guards it. The program finds seats by three maps:
 //
 //	sh_ud_hints    by the hash, whether there may be a seat: looked at first, and for each datagram
 //	sh_ud_direct   by the bucket, one of the seats in it
@@ -37,7 +37,8 @@ func hash(address netip.AddrPort) uint32 {
 // bucket returns the bucket of an address and port in sh_ud_hints and sh_ud_direct.
 func bucket(address netip.AddrPort) uint32 { return hash(address) / uint32(udpLeaseLimitLEASE_HINTS) }
 
-// owner returns the lease that has an address and port: the one that serves it, or else its guard. The caller holds mu.
+// owner returns the lease that has an address and port: the lease that serves it, or otherwise its guard. The caller
+// holds mu.
 func (h *Hook) owner(address netip.AddrPort) (lease int, owned bool) {
 	for lease, served := range h.leases {
 		if served[address] {
@@ -66,7 +67,7 @@ func (h *Hook) owned() iter.Seq[netip.AddrPort] {
 	}
 }
 
-// seat writes into the maps who has an address and port now. The caller holds mu.
+// seat writes the present owner of an address and port into the maps. The caller holds mu.
 func (h *Hook) seat(address netip.AddrPort) error {
 	lease, owned := h.owner(address)
 	if owned {

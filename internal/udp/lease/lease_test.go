@@ -67,7 +67,7 @@ func (b *bed) open(ringSize uint32) *Lease {
 	return l
 }
 
-// prepared makes one that is not bound.
+// prepared makes a lease that is not bound.
 func (b *bed) prepared(ringSize uint32) *Lease {
 	b.t.Helper()
 	l, err := b.lease(Spec{Mode: xsk.Auto, RingSize: ringSize, Transmit: true})
@@ -85,7 +85,7 @@ func (b *bed) lease(spec Spec) (l *Lease, err error) {
 	return l, err
 }
 
-// bound is a lease that is bound, or why it cannot be.
+// bound returns a lease that is bound, or the reason why it cannot be.
 func (b *bed) bound(spec Spec, patience time.Duration) (*Lease, error) {
 	l, err := b.lease(spec)
 	if err == nil {
@@ -96,7 +96,7 @@ func (b *bed) bound(spec Spec, patience time.Duration) (*Lease, error) {
 	return l, err
 }
 
-// listen has the server's kernel answer what AF_XDP does not take, with the name "kernel".
+// listen has the server's kernel answer the datagrams that AF_XDP does not take, with the name "kernel".
 func (b *bed) listen() {
 	b.t.Helper()
 	for _, address := range b.addresses {
@@ -105,7 +105,7 @@ func (b *bed) listen() {
 	}
 }
 
-// echo answers what comes to the sockets, as lab's servers do, with the name "xsk"; stop ends it.
+// echo answers the datagrams of the sockets, as lab's servers do, with the name "xsk"; stop ends it.
 func echo(t *testing.T, held *xsk.Set) (stop func() []xsk.Counts) {
 	t.Helper()
 	qs, err := held.Queues(true)
@@ -157,7 +157,7 @@ func answer(q *xsk.Queue, batch []xsk.Descriptor) error {
 	return errors.Join(q.Flush(), q.Err())
 }
 
-// ask sends a datagram from a socket of its own and says who answered: "xsk" or "kernel".
+// ask sends a datagram from a socket of its own and returns the name of the answer: "xsk" or "kernel".
 func (b *bed) ask(to netip.AddrPort) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -165,7 +165,7 @@ func (b *bed) ask(to netip.AddrPort) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close() //nolint:errcheck // it has sent what it had to
+	defer conn.Close() //nolint:errcheck // all is sent
 	return askOn(conn, patience)
 }
 
@@ -278,7 +278,7 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// A large MTU makes large frames. What is not in one piece in the driver's memory (on veth, more than 3,520
+// A large MTU makes large frames. A datagram that is not in one piece in the driver's memory (on veth, more than 3,520
 // bytes) is the kernel's, and is counted.
 func TestLargeDatagrams(t *testing.T) {
 	b := newBedOf(t, kernel.ModeNative, 3818)
@@ -342,7 +342,7 @@ func TestUnboundQueueFallsBack(t *testing.T) {
 	}
 }
 
-// flood sends datagrams from many sockets, so that all queues get some, and returns how many.
+// flood sends datagrams from many sockets, so that all queues get some, and returns their number.
 func (b *bed) flood(count int) uint64 {
 	b.t.Helper()
 	const flows = 16
@@ -464,8 +464,8 @@ func TestWhatCannotBeOpened(t *testing.T) {
 	b.open(64) // nothing of the above holds a queue
 }
 
-// All queues are the queues that the interface uses, not the ones that it has room for: a veth that nobody has given a number of
-// queues uses one, and has room for one on each CPU.
+// All queues are the queues in use, not all for which the interface has room: a veth without a set number of queues
+// uses one, and has room for one on each CPU.
 func TestAllQueuesAreThoseInUse(t *testing.T) {
 	b := newBed(t, kernel.ModeNative)
 	must(t, b.server.Run(func() error {

@@ -178,8 +178,8 @@ const (
 	WaitSleep    Wait = "sleep"    // sleep at once
 )
 
-// AdaptiveFor is how long a program that is advised to be adaptive looks before it sleeps: as long as the way of that name in
-// bench/udppath.
+// AdaptiveFor is the time that a program with the advice to be adaptive looks before it sleeps: the same as for the way
+// of that name in bench/udppath.
 const AdaptiveFor = 50 * time.Microsecond
 
 var waitFlags = map[Wait]uint32{WaitSpin: FlagSpin, WaitAdaptive: FlagAdaptive, WaitSleep: FlagSleep}
@@ -256,7 +256,7 @@ type Code uint32
 
 // The values of Code.
 const (
-	EndRefused   Code = 1 // no rule allows the process, or there is no such offer
+	EndRefused   Code = 1 // no rule allows the process, or the offer does not exist
 	EndBusy      Code = 2 // another process has the lease, or one of its queues
 	EndFailed    Code = 3 // the kernel refused an operation
 	EndProtocol  Code = 4 // the client has broken the protocol
@@ -338,8 +338,8 @@ func Encode(b Body) []byte {
 	return out
 }
 
-// Decode reads a message that came with a number of files. It reads Hello in every version, so that a broker
-// can say which versions it speaks.
+// Decode reads a message that came with a number of files. It reads Hello in every version, so that a broker can answer
+// with the versions that it speaks.
 func Decode(message []byte, files int) (Body, error) {
 	var h Header
 	if _, err := binary.Decode(message, binary.LittleEndian, &h); err != nil {

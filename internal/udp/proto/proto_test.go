@@ -201,7 +201,7 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-// FuzzDecode: what can be read is written again as it was; and no text harms.
+// FuzzDecode: a message that can be read is written again as it was; and no text does harm.
 func FuzzDecode(f *testing.F) {
 	for _, make := range bodies {
 		f.Add(Encode(make()), 0)

@@ -136,7 +136,7 @@ func (t *Tuner) write(s state) error {
 	return nil
 }
 
-// set gives an interface values. The state that it returns has to be written, whether or not set failed.
+// set gives an interface values. The returned state has to be written, whether or not set failed.
 func (t *Tuner) set(s state, name string, want values) (state, error) {
 	index, err := t.index(name)
 	if err != nil {
@@ -227,8 +227,9 @@ func (t *Tuner) index(name string) (int, error) {
 	return index, nil
 }
 
-// Now returns an interface's values at this moment, even if another program has set them: how long after a poll the kernel polls itself, and after
-// how many polls that found nothing the interrupt is on again (0: it is on). It may be called while another call runs.
+// Now returns an interface's values at this moment, even if another program has set them: the time after a poll when
+// the kernel polls itself, and the number of polls that found nothing after which the interrupt is on again (0: it is
+// on). It may be called while another call runs.
 func (t *Tuner) Now(name string) (quiet time.Duration, polls uint32, err error) {
 	_, err = t.index(name)
 	var is values

@@ -52,7 +52,7 @@ func (b *bed) write(file, text string) {
 	b.must(os.WriteFile(filepath.Join(b.net(), "eth0", file), []byte(text), 0))
 }
 
-// is requires the two values, and that there is a record or none.
+// is requires the two values, and a record or none.
 func (b *bed) is(flush, polls string, recorded bool) {
 	b.Helper()
 	for file, want := range map[string]string{files[0]: flush, files[1]: polls} {
@@ -102,7 +102,7 @@ func TestKeepAndPutBack(t *testing.T) {
 	b.is("50000", "2", false)
 }
 
-// A crash between the two files leaves the first one changed, and the record says so.
+// A crash between the two files leaves the first one changed, which is in the record.
 func TestHalfDone(t *testing.T) {
 	b := newBed(t)
 	b.keep(map[string]time.Duration{"eth0": time.Millisecond})
@@ -142,7 +142,7 @@ func TestFailures(t *testing.T) {
 	b.is("0", "0", true)
 	b.keep(nil)
 	b.is("0", "0", false)
-	// A record that cannot be read is no reason to forget what it says.
+	// A record that cannot be read is no reason to forget its contents.
 	b.must(os.WriteFile(b.path, []byte("{"), 0o600))
 	if err := b.keep(wanted)[""]; err == nil || !strings.Contains(err.Error(), "then delete "+b.path) {
 		t.Errorf("%v", err)
@@ -150,7 +150,7 @@ func TestFailures(t *testing.T) {
 	b.is("0", "0", true)
 }
 
-// An interface that is made anew has what interfaces have: nothing is put back there.
+// An interface that is made anew has the kernel's default values: nothing is put back there.
 func TestAnotherInterface(t *testing.T) {
 	b := newBed(t)
 	b.write(files[0], "7000")
@@ -162,5 +162,5 @@ func TestAnotherInterface(t *testing.T) {
 	b.keep(map[string]time.Duration{"eth0": 2 * time.Millisecond})
 	b.is("2000000", "2", true)
 	b.keep(nil)
-	b.is("1000000", "2", false) // what it had when it was met
+	b.is("1000000", "2", false) // its values when it was met
 }

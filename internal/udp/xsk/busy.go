@@ -36,7 +36,7 @@ func preferBusyPoll(fd int) error {
 }
 
 // pollSocket makes the kernel run one round of the driver's work for the socket's queue. It does not wait, so that the
-// runtime need not know of it. An error means that the interface is down, and then no packet comes anyway.
+// runtime need not know about it. An error means that the interface is down, and then no packet comes anyway.
 func pollSocket(fd int) func() {
 	return func() {
 		_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)

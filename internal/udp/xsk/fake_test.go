@@ -70,7 +70,8 @@ func kernelSide[T any](f *fake, bytes []byte, size uint32, producing bool) *ring
 	return &r
 }
 
-// deliver is the kernel receiving n packets: it says how many found a frame and room.
+// deliver plays the kernel that receives n packets: it returns the number that found a frame and
+// room.
 func (f *fake) deliver(n int) (delivered int) {
 	fill := kernelSide[uint64](f, f.rings.fill, f.layout.FillRing, false)
 	receive := kernelSide[Descriptor](f, f.rings.receive, f.layout.ReceiveRing, true)
@@ -100,7 +101,7 @@ func (f *fake) complete(n uint32) {
 	}
 }
 
-// inFill is how many frames the kernel could receive into.
+// inFill is the number of frames into which the kernel could receive.
 func (f *fake) inFill() uint32 {
 	n, err := kernelSide[uint64](f, f.rings.fill, f.layout.FillRing, false).filled(f.layout.FillRing)
 	if err != nil {

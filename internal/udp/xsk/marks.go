@@ -20,7 +20,7 @@ type MemoryMark struct {
 	Size   int64  `json:"size"` // bytes
 }
 
-// MarksOf returns the marks of files in the order of Set.Files, whatever files they are.
+// MarksOf returns the marks of any files, in the order of Set.Files.
 func MarksOf(files []int) (m Marks, err error) {
 	if len(files) == 0 {
 		return m, fmt.Errorf("there are no files")

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// ErrNotUDP says that a frame has no UDP packet, or one with options, extension headers, fragments or VLAN
-// tags, or contradicts itself. shunt's program redirects no such frame; another program may.
+// ErrNotUDP means that a frame has no UDP packet, or one with options, extension headers, fragments or VLAN tags, or
+// contradicts itself. shunt's program redirects no such frame; another program may.
 var ErrNotUDP = errors.New("the frame is not a plain UDP packet")
 
 const (

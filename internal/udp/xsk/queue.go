@@ -287,7 +287,7 @@ func retried(errno unix.Errno) bool {
 	return errno == unix.EAGAIN || errno == unix.EBUSY || errno == unix.ENOBUFS
 }
 
-// kickSocket makes the kernel send. It does not wait, so that the runtime need not know of it.
+// kickSocket makes the kernel send. It does not wait, so that the runtime need not know about it.
 func kickSocket(fd int) func() error {
 	return func() error {
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)

@@ -175,7 +175,7 @@ func TestFramesComeBackEarly(t *testing.T) {
 	}
 }
 
-// A program that holds all frames leaves the kernel none; what it gives back is used again.
+// A program that holds all frames leaves the kernel none; frames that it gives back are used again.
 func TestFillStarvation(t *testing.T) {
 	f := newFake(t, 64, false, true, 1<<32-100)
 	held := make([]Descriptor, 0, f.layout.ReceiveFrames)
@@ -286,7 +286,7 @@ func TestDamagedRings(t *testing.T) {
 		if n := f.queue.Send(batch); n != 64 {
 			t.Fatalf("%d sent", n)
 		}
-		f.setConsumer(f.rings.transmit, 7+65) // beyond what was sent
+		f.setConsumer(f.rings.transmit, 7+65) // beyond the frames that were sent
 		f.deliver(1)
 		f.queue.Recv(batch[:1])
 		if n := f.queue.Send(batch[:1]); n != 0 || !errors.Is(f.queue.Err(), ErrCorrupt) {

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrCorrupt says that a ring's indices contradict each other: some process that has the socket has
-// written to them. Nothing in the rings can be trusted any more.
+// ErrCorrupt means that a ring's indices contradict each other: some process that has the socket has written to them.
+// Nothing in the rings can be trusted any more.
 var ErrCorrupt = errors.New("a ring's indices contradict each other")
 
 // Descriptor is a frame as the receive and transmit rings have it (struct xdp_desc): address and
 // length of the packet in it.
 type Descriptor = unix.XDPDesc
 
-// ring is one of a socket's rings. Indices run freely and wrap at 2^32; the entry of index i is at
-// i modulo size. One side writes producer, the other consumer, each publishing with a store that
-// orders what came before it (kernel: smp_store_release in net/xdp/xsk_queue.h).
+// ring is one of a socket's rings. Indices run freely and wrap at 2^32; the entry of index i is at i modulo size. One
+// side writes producer, the other consumer, each publishing with a store that orders all its earlier accesses (kernel:
+// smp_store_release in net/xdp/xsk_queue.h).
 type ring[T any] struct {
 	producer, consumer, flags *uint32 // shared with the kernel
 	entries                   []T     // shared with the kernel
@@ -30,7 +30,7 @@ type ring[T any] struct {
 	other uint32 // the other side's index, as last read
 }
 
-// newRing takes a ring over where it is: the indices go on.
+// newRing takes a ring over as it is: the indices go on.
 func newRing[T any](memory []byte, offset unix.XDPRingOffset, size uint32, producing bool) (ring[T], error) {
 	var entry T
 	end := offset.Desc + uint64(size)*uint64(unsafe.Sizeof(entry))
@@ -73,7 +73,7 @@ func (r *ring[T]) size() uint32 { return r.mask + 1 }
 // at returns the entry of an index.
 func (r *ring[T]) at(index uint32) *T { return &r.entries[index&r.mask] }
 
-// room returns how many of want entries the producer may write now, from index own on.
+// room returns the number of entries, of want, that the producer may write now, from index own on.
 func (r *ring[T]) room(want uint32) (uint32, error) {
 	free := r.size() - (r.own - r.other)
 	if free < want {
@@ -92,7 +92,7 @@ func (r *ring[T]) push(n uint32) {
 	atomic.StoreUint32(r.producer, r.own)
 }
 
-// filled returns how many of want entries the consumer may read now, from index own on.
+// filled returns the number of entries, of want, that the consumer may read now, from index own on.
 func (r *ring[T]) filled(want uint32) (uint32, error) {
 	n := r.other - r.own
 	if n < want {

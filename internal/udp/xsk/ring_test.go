@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// An index that wraps at 2^32 goes on being counted.
+// An index that wraps at 2^32 continues to be counted.
 func TestIndexIsLengthened(t *testing.T) {
 	var l lengthened
 	for _, c := range []struct {

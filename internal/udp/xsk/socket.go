@@ -42,12 +42,12 @@ func Prepare(ifindex, queue int, plan Layout, memory *Memory) (*Socket, error) {
 	return s, nil
 }
 
-// Bind binds the socket to its queue, once: in the given mode, or with Auto in the best mode that works.
-// Layout.Mode has the mode. No packet comes before the socket is in an XSKMAP.
+// Bind binds the socket to its queue, once: in the given mode, or with Auto in the best mode that works. Layout.Mode
+// has the mode. No packet comes before the socket is in an XSKMAP.
 //
-// Bind waits for a queue that is taken: the kernel lets go of a closed socket's queue from a worker, which
-// needs a lock that all network devices share (rtnl). That took 16 to 28 ms after close(2) (7 of 7 tries on
-// Linux 6.18, veth), and more than a second on a machine that removed network namespaces at the same time.
+// Bind waits for a queue that is taken: the kernel frees a closed socket's queue from a worker, which needs a lock that
+// all network devices share (rtnl). That took 16 to 28 ms after close(2) (7 of 7 tries on Linux 6.18, veth), and more
+// than a second on a machine that removed network namespaces at the same time.
 func (s *Socket) Bind(mode Mode, patience time.Duration) error {
 	if err := s.bind(mode, time.Now().Add(patience)); err != nil {
 		return fmt.Errorf("bind an AF_XDP socket to queue %d of interface %d: %w", s.Layout.Queue, s.Layout.Interface, err)
@@ -247,10 +247,10 @@ type Statistics struct {
 	// outlive the program.
 	Taken   uint64 `json:"taken"`
 	Waiting uint32 `json:"waiting"`
-	// Free is the number of frames that the kernel can still receive into: those in the fill ring.
+	// Free is the number of frames into which the kernel can still receive: those in the fill ring.
 	Free    uint32 `json:"free"`
 	Dropped uint64 `json:"dropped"` // the fill ring was empty, or the packet larger than a frame
-	// FillEmpty is how often the fill ring was empty: it equals Dropped if all packets fit.
+	// FillEmpty is the number of times that the fill ring was empty: it equals Dropped if all packets fit.
 	FillEmpty uint64 `json:"fill_empty"`
 	RingFull  uint64 `json:"ring_full"`  // the receive ring was full
 	Invalid   uint64 `json:"invalid"`    // addresses in the fill ring that belong to no frame

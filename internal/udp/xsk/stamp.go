@@ -54,7 +54,7 @@ func (l *Layout) stamp(memory []byte, address uint64) int64 {
 	return int64(binary.NativeEndian.Uint64(memory[address-stampSize:]))
 }
 
-// Oldest returns how long the packet that the program will read next has waited since XDP saw it. It is 0 if none waits, if
+// Oldest returns the age, since XDP saw it, of the packet that the program will read next. It is 0 if none waits, if
 // packets come without times, or if the program has read it meanwhile. Any process that has the socket may ask.
 func (s *Socket) Oldest() time.Duration {
 	if !s.Layout.Stamped {

@@ -11,7 +11,7 @@ import (
 // Waiter waits for packets on several queues. For queues with Layout.BusyPoll it makes the driver work while it spins,
 // and before it sleeps.
 type Waiter struct {
-	// Spin is how long Wait looks at the rings before it sleeps; 0: it sleeps at once.
+	// Spin is the time for which Wait looks at the rings before it sleeps; 0: it sleeps at once.
 	Spin   time.Duration
 	queues []*Queue
 	fds    []unix.PollFd
@@ -57,7 +57,7 @@ func (w *Waiter) Wait(timeout time.Duration) (bool, error) {
 	return n > 0, nil
 }
 
-// lookEvery is the interval at which a spinning waiter asks whether another file can be read.
+// lookEvery is the interval at which a spinning waiter looks whether another file can be read.
 const lookEvery = 100 * time.Microsecond
 
 // spin looks at the rings for a time, and now and then at the other files. It returns true if one of them can be read.

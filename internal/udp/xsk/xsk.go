@@ -64,11 +64,11 @@ type Layout struct {
 	TransmitRing   uint32 `json:"transmit_ring"`
 	FillRing       uint32 `json:"fill_ring"`
 	CompletionRing uint32 `json:"completion_ring"`
-	// Stamped is whether the 8 bytes in front of each received packet hold the time at which XDP saw it:
-	// CLOCK_MONOTONIC, nanoseconds.
+	// Stamped: the 8 bytes in front of each received packet hold the time at which XDP saw it: CLOCK_MONOTONIC,
+	// nanoseconds.
 	Stamped bool `json:"stamped,omitempty"`
-	// BusyPoll is whether the program makes the driver work on its queue, in place of interrupts: Recv and Wait do that
-	// when the ring is empty. The socket prefers it, which needs CAP_NET_ADMIN to be set.
+	// BusyPoll: the program makes the driver work on its queue, in place of interrupts: Recv and Wait do that when the
+	// ring is empty. The socket prefers it, which needs CAP_NET_ADMIN to be set.
 	BusyPoll bool `json:"busy_poll,omitempty"`
 }
 

@@ -32,7 +32,7 @@ type bench struct {
 	last                string // address and port of the last Service that fill has made
 }
 
-// way says from where, and by which address, a server is asked.
+// way has the client and the address by which a server is asked.
 type way struct {
 	name string
 	to   netip.AddrPort
@@ -70,7 +70,7 @@ func newBench(ctx context.Context, c *cluster.Cluster, s settings) (b *bench, er
 		return nil, fmt.Errorf("start the servers: %w", err)
 	}
 	b.client, b.here, b.there = clients[0], b.servers[0], b.servers[1]
-	// The client outside opens as many connections as the one in the pod (kube/cluster/pod).
+	// The client outside opens as many connections as the client in the pod (kube/cluster/pod).
 	if err := c.Outside.SetSysctl("net.ipv4.tcp_tw_reuse", "1"); err != nil {
 		return nil, err
 	}
@@ -129,7 +129,8 @@ func (b *bench) allWays() []way {
 // fillers is the number of goroutines that make Services.
 const fillers = 8
 
-// fill makes Services until there are n, not counting those of the measurements. Each has one port, and all servers as endpoints.
+// fill makes Services until there are n, not counting the measured ones. Each has one port, and all servers as
+// endpoints.
 func (b *bench) fill(ctx context.Context, n int) error {
 	begin := time.Now()
 	b.results.now.Services = n
@@ -263,7 +264,7 @@ const (
 	quietMost   = 60
 )
 
-// quiet waits until the work of a start has ended, and returns how many CPUs are busy then.
+// quiet waits until the work of a start has ended, and returns the number of CPUs that are busy then.
 func (b *bench) quiet(ctx context.Context) (busy float64, err error) {
 	before := -1.0
 	for range quietMost {
@@ -278,7 +279,7 @@ func (b *bench) quiet(ctx context.Context) (busy float64, err error) {
 	return b.busy(ctx, max(quietWindow, b.settings.duration))
 }
 
-// busy returns how many CPUs work during a time.
+// busy returns the number of CPUs that work during a time.
 func (b *bench) busy(ctx context.Context, during time.Duration) (float64, error) {
 	begin := time.Now()
 	before, err := meter.Busy()

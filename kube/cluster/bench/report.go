@@ -137,7 +137,8 @@ largest value. A ratio is the median of the rounds' ratios.
 
 // Limits of the values on the page.
 const (
-	// busiest is the number of CPUs that a machine without load may use; with more, the CPU time of a load cannot be told.
+	// busiest is the number of CPUs that a machine without load may use; with more, the CPU time of a load cannot be
+	// separated.
 	busiest = 0.5
 	// slowest is the rate, per second, below which a client has waited for a connection that hung.
 	slowest = 1
@@ -151,7 +152,7 @@ const (
 
 const idleRow = "The machine without load"
 
-// sound returns the samples, with an error in place of each that measured something else.
+// sound returns the samples, with an error in place of each that is no measurement of the load.
 func (r *results) sound() (all []sample) {
 	type part struct {
 		services, round int

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestPage: medians of the rounds' medians, ratios of rounds, and what failed or was not measured is named.
+// TestPage: medians of the rounds' medians, ratios of rounds, and the names of measurements that failed or were not
+// made.
 func TestPage(t *testing.T) {
 	r := results{Command: "make bench-kube", Programs: map[string]string{"nft": "nft 1"}, Duration: time.Second, Unmeasured: []string{"the moon"}}
 	for round, x := range []struct{ theirs, ours float64 }{{10, 40}, {20, 60}, {30, 75}} {

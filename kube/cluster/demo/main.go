@@ -192,7 +192,7 @@ func (d *demo) loadBalancer(ctx context.Context) error {
 // down is a step, too, but one that is never skipped.
 func (d *demo) down() {
 	if d.cluster == nil {
-		return // Up has removed what it had made
+		return // Up has removed its own remains
 	}
 	d.Begin("Everything goes")
 	begin := time.Now()

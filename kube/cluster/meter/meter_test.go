@@ -20,7 +20,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestCPUPerTransaction takes off what the machine does anyway.
+// TestCPUPerTransaction subtracts the CPU time that the machine uses anyway.
 func TestCPUPerTransaction(t *testing.T) {
 	s := Sample{Result: traffic.Result{Transactions: 1000, Seconds: 2}, Busy: 2500 * time.Millisecond}
 	if got := s.CPUPerTransaction(0.25); got != 2*time.Millisecond {

@@ -32,7 +32,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestHowATestEnded: what a test says of itself, that it cannot run in such a cluster, is told apart from what nobody asked for.
+// TestHowATestEnded: a test that skips itself, because it cannot run in such a cluster, is told apart from one that
+// nobody asked for.
 func TestHowATestEnded(t *testing.T) {
 	for _, c := range []struct{ status, message, want string }{
 		{"passed", "", "passed"}, {"failed", "", "failed"}, {"interrupted", "", notRun},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A module for tests in virtual machines: faults of a known size, for the tools that are to find them.
+ * A module for tests in virtual machines: faults of a known size, for the tools that have to find them.
  *
- * A number that is written to a file of /sys/kernel/debug/shunt_fault makes a fault, in the writing task:
+ * A number written to a file of /sys/kernel/debug/shunt_fault causes a fault, in the writing task:
  *
  *   irqoff      interrupts are off on this CPU for so many ns; reading gives the begin and the end of the last time,
  *               CLOCK_MONOTONIC, ns
@@ -10,7 +10,7 @@
  *   slab        so many objects of the cache shunt_fault are allocated, and kept
  *   page        so many pages
  *   vmalloc     so many ranges of addresses
- *   drop        all that was kept is given back; the number does not matter
+ *   drop        all kept memory is freed; the number does not matter
  */
 #include <linux/debugfs.h>
 #include <linux/list.h>
@@ -27,7 +27,7 @@
 #define RANGE_BYTES (64 << 10)
 #define KEPT_MAX 100000 /* of one number */
 
-/* What is kept begins with its place in a list. */
+/* A kept object begins with its place in a list. */
 struct object {
 	struct list_head list;
 	char rest[OBJECT_BYTES - sizeof(struct list_head)];

@@ -1,5 +1,5 @@
-// Guest is the first and only program of a test machine: it mounts what tests need,
-// loads /modules in order, runs the tests that /tests.json lists, reports each on the
+// Guest is the first and only program of a test machine: it mounts the file systems that tests
+// need, loads /modules in order, runs the tests that /tests.json lists, reports each on the
 // second serial line, and switches the machine off. See test/kernel.
 package main
 
@@ -56,7 +56,7 @@ func run() error {
 	return runTests(environment)
 }
 
-// runTests runs and reports what /tests.json lists.
+// runTests runs and reports the tests of /tests.json.
 func runTests(environment []string) error {
 	serial, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -131,7 +131,7 @@ func prepare() error {
 			return err
 		}
 		if err := unix.InitModule(image, ""); err != nil && !errors.Is(err, unix.EEXIST) {
-			fmt.Printf("guest: loading %s: %v\n", file, err) // a test that needs it will say more
+			fmt.Printf("guest: loading %s: %v\n", file, err) // a test that needs it will report more
 		}
 	}
 	return nil
@@ -147,14 +147,14 @@ func nameUsers() error {
 		os.WriteFile("/etc/group", []byte("root:x:0:\nnogroup:x:65534:\n"), 0o644))
 }
 
-// environment is that of every test. SHUNT_KERNEL_TEST says where it runs, so that what
-// may be missing elsewhere must be there.
+// environment is the environment of every test. SHUNT_KERNEL_TEST tells a test that it runs
+// here, so that things that may be missing elsewhere must be there.
 var environment = []string{"PATH=/bin:/sbin:/usr/bin", "HOME=/tmp", "TMPDIR=/tmp", "SHUNT_KERNEL_TEST=1", "GOTRACEBACK=all"}
 
 // kernelLog reads the kernel's messages as they come.
 type kernelLog struct{ fd int }
 
-// openLog skips what the kernel has said so far.
+// openLog skips the kernel's earlier messages.
 func openLog() kernelLog {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -167,8 +167,8 @@ func openLog() kernelLog {
 	return kernelLog{fd: fd}
 }
 
-// splatMarks begin the kernel's complaints about itself. "Packet memory" lines and
-// such do not count.
+// splatMarks begin the kernel's complaints about itself. Lines such as "Packet memory" do not
+// count.
 var splatMarks = []string{"BUG:", "WARNING:", "Oops:", "general protection fault", "INFO: task", "rcu: INFO:"}
 
 // splats counts complaints since the last call and prints them.

@@ -28,7 +28,7 @@ func inNamespace(t *testing.T) {
 	t.Cleanup(func() { ns.Close() })
 }
 
-// TestGuestMounts shows that what tests rely on is there in the guest.
+// TestGuestMounts shows that the guest has the mounts that tests rely on.
 func TestGuestMounts(t *testing.T) {
 	if os.Getenv("SHUNT_KERNEL_TEST") == "" {
 		t.Skip("only means something in the guest of test/kernel")

@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// rootArchive, if it is there, is a Debian system whose systemd is to be the first process.
+	// rootArchive, if it is there, is a Debian system whose systemd becomes the first process.
 	rootArchive = "/root.tar"
 	newRoot     = "/newroot"
-	// serviceVariable says that this program is a service of that systemd.
+	// serviceVariable marks this program as a service of that systemd.
 	serviceVariable = "SHUNT_GUEST_SERVICE"
 )
 
@@ -80,7 +80,8 @@ func becomeSystemd() error {
 	return fmt.Errorf("become systemd: %w", unix.Exec("/lib/systemd/systemd", []string{"/lib/systemd/systemd", "--log-target=kmsg"}, []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}))
 }
 
-// beforeBoot runs the boot.sh of each package of tests that has one, in the new root: what a boot is to find there.
+// beforeBoot runs the boot.sh of each package of tests that has one, in the new root. It prepares the state for the
+// boot.
 func beforeBoot() error {
 	tests, err := listed()
 	if err != nil {

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// heldMax is how many lines of a test are kept until it is known whether it fails.
+// heldMax is the number of lines of a test that are kept until it passes or fails.
 const heldMax = 400
 
-// Progress is a writer for the output of `go test -v` that passes on what a person who
-// waits wants to read: a line for each test that ended, the whole output of a failed test, and
-// everything that is no test's log, such as a panic or the kernel's messages.
+// Progress is a writer for the output of `go test -v` that passes on the lines for a person
+// who waits: a line for each test that ended, the whole output of a failed test, and all
+// output that is no test's log, such as a panic or the kernel's messages.
 type Progress struct {
 	to      io.Writer
 	lines   lines
-	current string              // the test that speaks
-	held    map[string][]string // what tests that have not ended have said
+	current string              // the test that prints
+	held    map[string][]string // lines of tests that have not ended
 }
 
 // NewProgress writes to another writer, indented.
@@ -25,7 +25,7 @@ func NewProgress(to io.Writer) *Progress {
 	return &Progress{to: to, held: map[string][]string{}}
 }
 
-// speaker is a line that says whose log follows.
+// speaker matches a line that names the test whose log follows.
 var speaker = regexp.MustCompile(`^=== (?:RUN|PAUSE|CONT|NAME) +(\S*)`)
 
 func (p *Progress) Write(text []byte) (int, error) {

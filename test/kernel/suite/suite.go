@@ -1,6 +1,6 @@
-// Package suite runs compiled tests one package after the other and counts what came of
-// them. The host and the guest of test/kernel share it, so a test that ran in a virtual
-// machine and one that ran beside it are counted alike.
+// Package suite runs compiled tests one package after the other and counts the verdicts. The
+// host and the guest of test/kernel share it, so tests in a virtual machine and tests on the
+// host are counted alike.
 package suite
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Test is one package's compiled tests. The names in JSON are how the host tells the guest.
+// Test is one package's compiled tests. In JSON, the host passes it to the guest.
 type Test struct {
 	Package string        `json:"package"` // import path
 	Binary  string        `json:"binary"`  // path where it runs
@@ -22,7 +22,7 @@ type Test struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Report is the result of a Test. The names in JSON are how the guest tells the host.
+// Report is the result of a Test. In JSON, the guest passes it to the host.
 type Report struct {
 	Package string   `json:"package"`
 	Exit    int      `json:"exit"` // the test binary's; ExitTimeout when it was stopped for time
@@ -37,13 +37,13 @@ type Report struct {
 // ExitTimeout is the exit status reported for tests stopped for time, as timeout(1) has it.
 const ExitTimeout = 124
 
-// Good is whether everything ran and passed, and the kernel had nothing to complain about.
+// Good reports whether all tests ran and passed, and the kernel did not complain.
 func (r Report) Good() bool {
 	return r.Exit == 0 && r.Error == "" && r.Splats == 0 && len(r.Failed) == 0 && r.Passed > 0
 }
 
-// Run runs the tests with -test.v to their end or their time limit. What they print goes
-// to out. It does not look for splats.
+// Run runs the tests with -test.v to their end or their time limit. Their output goes to out.
+// It does not look for splats.
 func Run(ctx context.Context, t Test, env []string, out io.Writer) Report {
 	r := Report{Package: t.Package}
 	started := time.Now()
@@ -75,7 +75,7 @@ func Run(ctx context.Context, t Test, env []string, out io.Writer) Report {
 // verdict is the line with which `go test -v` ends a test; subtests are indented.
 var verdict = regexp.MustCompile(`^( *)--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)`)
 
-// tally is a writer that counts the verdicts in what is written to it.
+// tally is a writer that counts the verdicts in its input.
 type tally struct {
 	report *Report
 	lines  lines

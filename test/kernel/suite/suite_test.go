@@ -79,7 +79,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestBehaviour is run by TestRun.
+// TestBehaviour runs only in the processes of TestRun.
 func TestBehaviour(t *testing.T) {
 	switch os.Getenv(behaviour) {
 	case "fail":

@@ -6,13 +6,13 @@ import (
 	"os"
 )
 
-// plugins is where Debian has those of CNI.
+// plugins is the folder of Debian's CNI plugins.
 const plugins = "/usr/lib/cni"
 
 // PauseImage is the image of the container that holds a pod's namespaces. It must be among the images.
 const PauseImage = "shunt.test/pause:1"
 
-// writeFiles writes what containerd, CNI and the kubelet read.
+// writeFiles writes the configuration of containerd, CNI and the kubelet.
 func (o Options) writeFiles() error {
 	network, err := o.network()
 	if err != nil {
@@ -33,8 +33,8 @@ func (o Options) writeFiles() error {
 	return nil
 }
 
-// containerd is its configuration. Processes get no score that needs CAP_SYS_RESOURCE, which a container
-// that is itself a machine lacks.
+// containerd is containerd's configuration. Processes get no score that needs CAP_SYS_RESOURCE, which a container that
+// is itself a machine lacks.
 func (o Options) containerd() string {
 	return fmt.Sprintf(`version = 2
 oom_score = 0
@@ -59,9 +59,9 @@ SystemdCgroup = false
 `, PauseImage, plugins, o.in("cni")) + o.sandboxes()
 }
 
-// runscFile is a program that runs gVisor's runsc. The node's cgroups are of both hierarchies, with the controllers in the first
-// one, as runsc does not expect them. `runsc start` leaves a process behind that keeps its output open, and runc's shim waits for
-// the end of that: so its output goes to a file.
+// runscFile is a program that runs gVisor's runsc. The node's cgroups are of both hierarchies, with the controllers in
+// the first one, contrary to runsc's expectation. `runsc start` leaves a process behind that keeps its output open, and
+// runc's shim waits for the end of that output: so it goes to a file.
 const (
 	runscFile = "runsc"
 	runscLog  = "runsc.log"
@@ -74,8 +74,8 @@ exec %q --platform=systrap --ignore-cgroups "$@"
 `, o.in(runscLog), o.GVisor)
 }
 
-// sandboxes is the part of containerd's configuration that knows gVisor. The shim is runc's: gVisor's own gives itself a score
-// that needs CAP_SYS_RESOURCE.
+// sandboxes is gVisor's part of containerd's configuration. The shim is runc's: gVisor's own gives itself a score that
+// needs CAP_SYS_RESOURCE.
 func (o Options) sandboxes() string {
 	if o.GVisor == "" {
 		return ""
@@ -93,7 +93,7 @@ SystemdCgroup = false
 // CNIs are the plugins that give pods their interface: at a bridge, through which the node routes them, or one each at the node.
 var CNIs = []string{"bridge", "ptp"}
 
-// network is CNI's.
+// network is CNI's configuration.
 func (o Options) network() (string, error) {
 	type object = map[string]any
 	var ranges [][]object
@@ -117,13 +117,13 @@ func (o Options) network() (string, error) {
 	return string(text), err
 }
 
-// Bridge is the node's interface towards its pods, with the plugin of that name. CNI makes it with the first of them.
+// Bridge is the node's interface towards its pods, with the plugin bridge. CNI makes it with the first pod.
 const Bridge = "cni0"
 
-// resolver is where pods ask for names: the address that the Service of a resolver has, in clusters with one.
+// resolver is the address that pods ask for names: the resolver's Service, in clusters with one.
 const resolver = "10.96.0.10"
 
-// kubelet is its configuration.
+// kubelet is the kubelet's configuration.
 func (o Options) kubelet() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

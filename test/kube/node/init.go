@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is for what takes a second on a machine that does nothing else.
+// patience bounds steps that take a second on an idle machine.
 const patience = 2 * time.Minute
 
 func (o Options) encode() (string, error) {
@@ -49,8 +49,8 @@ func Init(encoded string) error {
 	return r.run()
 }
 
-// secondCgroup is where the node's own part of the second hierarchy is, too: what a machine finds where
-// that is mounted.
+// secondCgroup is a second path of the node's own part of the second hierarchy, which a machine has if
+// that hierarchy is mounted.
 const secondCgroup = "/run/cgroup2"
 
 // mount gives the node its own file systems.
@@ -98,7 +98,7 @@ func (o Options) mount() error {
 	return nil
 }
 
-// coverSettings puts files over the settings that a kubelet wants (setupKernelTunables in
+// coverSettings puts files over the settings that a kubelet wants to set (setupKernelTunables in
 // pkg/kubelet/cm/container_manager_linux.go of Kubernetes).
 func (o Options) coverSettings() error {
 	for name, value := range map[string]string{
@@ -119,7 +119,7 @@ func (o Options) coverSettings() error {
 	return nil
 }
 
-// reaper waits for all children of process 1: the ones that it started, and orphans.
+// reaper waits for all children of process 1: its own, and orphans.
 type reaper struct {
 	options  Options
 	mu       sync.Mutex
@@ -163,7 +163,7 @@ func (r *reaper) start(log, program string, arguments ...string) (*child, error)
 		return nil, err
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock() // it may end before it is known
+	defer r.mu.Unlock() // it may end before it is in the list
 	process, err := os.StartProcess(path, append([]string{program}, arguments...), &os.ProcAttr{
 		Files: []*os.File{nil, file, file}, Env: os.Environ(), Sys: &syscall.SysProcAttr{Setsid: true}})
 	if err != nil {
@@ -201,7 +201,7 @@ func (r *reaper) run() error {
 	}
 }
 
-// loadImages waits for containerd, and has it take all archives.
+// loadImages waits for containerd, and imports all archives.
 func (r *reaper) loadImages(containerd *child) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -246,7 +246,7 @@ func (r *reaper) hasEnded(c *child, log string) error {
 	return fmt.Errorf("%s has ended (%s); its log ends with:\n%s", c.name, how, r.tail(log))
 }
 
-// tail is the last of what a program has written.
+// tail is the end of a program's log.
 func (r *reaper) tail(log string) string {
 	text, err := os.ReadFile(r.options.in(log))
 	if err != nil {

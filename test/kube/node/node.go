@@ -8,11 +8,11 @@
 //
 // The node sees /run, /var/lib, /var/log, /sys and /sys/fs/bpf of its own, and of /etc, /usr and /dev the
 // machine's. All processes of the node end with Init, and with them its mounts; Init ends with Run,
-// however that ends. What is left then is a cgroup in each hierarchy, which Run removes, and the files in
-// the node's folder.
+// however Run ends. Then only a cgroup in each hierarchy is left, which Run removes, and the files in the
+// node's folder.
 //
-// A kubelet sets some of the kernel's settings for the whole machine. It finds those set already, as
-// files that lie over them, and changes nothing.
+// A kubelet sets some of the kernel's settings for the whole machine. It finds them set already, in files
+// that lie over them, and changes nothing.
 package node
 
 import (
@@ -43,24 +43,24 @@ type Options struct {
 	Cgroup    string // its name in each hierarchy
 	Second    string // its path in the second hierarchy; Run finds it
 	Addresses []netip.Addr
-	Pods      []netip.Prefix // where pods' addresses are from, one prefix a family
-	CNI       string         // how pods hang at the node, one of CNIs
+	Pods      []netip.Prefix // the ranges of pods' addresses, one prefix a family
+	CNI       string         // the plugin that connects pods to the node, one of CNIs
 	GVisor    string         // gVisor's runsc, which runs pods of the handler "runsc"; empty: none does
 }
 
-// InitArgument is the component that is Init, for `kube`. The options are the next argument.
+// InitArgument is the component of `kube` that runs Init. The options are the next argument.
 const InitArgument = "node-init"
 
 const (
 	kubeletLog    = "kubelet.log"
 	containerdLog = "containerd.log"
 	pidFile       = "init.pid"
-	hidden        = "/run /var/lib /var/log" // the node has others
+	hidden        = "/run /var/lib /var/log" // the node has its own
 	cgroups       = "/sys/fs/cgroup"
 )
 
-// Run runs a node until ctx ends. If containerd or the kubelet ends by itself, that is the error, with
-// what it wrote last.
+// Run runs a node until ctx ends. If containerd or the kubelet ends by itself, Run returns an error with
+// the end of its log.
 func Run(ctx context.Context, o Options) (err error) {
 	// The kernel ends Init when this thread ends, not the process (prctl(2), PR_SET_PDEATHSIG).
 	runtime.LockOSThread()
@@ -112,7 +112,7 @@ func Run(ctx context.Context, o Options) (err error) {
 
 func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
 
-// check looks for what a node needs and cannot make.
+// check looks for the things that a node needs and cannot make.
 func (o Options) check() error {
 	for folder := range strings.FieldsSeq(hidden) {
 		for _, used := range []string{o.Folder, o.Plane, o.Images, o.Binary, o.GVisor} {
@@ -175,7 +175,7 @@ func fileSystem(path string) (magic int64, err error) {
 	return about.Type, nil
 }
 
-// makeCgroup adds what it makes to paths, also if it fails then.
+// makeCgroup adds the cgroup to paths, also if it fails afterwards.
 func makeCgroup(paths []string, root, name string) ([]string, error) {
 	path := filepath.Join(root, name)
 	if err := os.Mkdir(path, 0o755); err != nil {

@@ -25,12 +25,12 @@ func TestInitIsProcessOne(t *testing.T) {
 }
 
 func TestRemoveCgroup(t *testing.T) {
-	root := t.TempDir() // folders are removed alike
+	root := t.TempDir() // removed in the same way as a cgroup
 	path := filepath.Join(root, "n1")
 	if err := os.MkdirAll(filepath.Join(path, "pods", "pod"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time there is nothing
+	for range 2 { // the second time it does not exist
 		if err := node.RemoveCgroup(path); err != nil {
 			t.Error(err)
 		}

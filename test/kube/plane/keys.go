@@ -28,8 +28,8 @@ type authority struct {
 	serial      int64
 }
 
-// writeKeys writes what the components and their clients need: ca.crt, apiserver.crt and .key,
-// accounts.key, the kubeconfig, and the nodes' files. The result is for a client that may do everything.
+// writeKeys writes the files of the components and their clients: ca.crt, apiserver.crt and .key,
+// accounts.key, the kubeconfig, and the nodes' files. The result is for a client with all rights.
 func (o Options) writeKeys(server string) (*tls.Config, error) {
 	ca := &authority{folder: o.Folder, server: server}
 	if err := ca.found(); err != nil {
@@ -73,8 +73,8 @@ func (o Options) writeKeys(server string) (*tls.Config, error) {
 	return trusting(ca.certificate, own), nil
 }
 
-// names are the addresses that clients know the apiserver by: its own, and the first of each range of
-// cluster IPs, which the Service "kubernetes" has.
+// names are the addresses of the apiserver: its own, and the first of each range of cluster IPs, which
+// the Service "kubernetes" has.
 func (o Options) names() ([]net.IP, error) {
 	all := []net.IP{net.IPv4(127, 0, 0, 1)}
 	if o.Address.IsValid() {
@@ -107,7 +107,7 @@ current-context: test
 	return certificate, key, os.WriteFile(filepath.Join(a.folder, name+".kubeconfig"), []byte(text), 0o600)
 }
 
-// found makes the authority itself.
+// found makes the authority's own key and certificate.
 func (a *authority) found() (err error) {
 	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (a *authority) found() (err error) {
 	return os.WriteFile(filepath.Join(a.folder, "ca.crt"), asPEM("CERTIFICATE", raw), 0o600)
 }
 
-// template adds what all certificates have.
+// template adds the common fields of all certificates.
 func (a *authority) template(of *x509.Certificate) *x509.Certificate {
 	a.serial++
 	of.SerialNumber = big.NewInt(a.serial)

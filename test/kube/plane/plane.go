@@ -8,7 +8,7 @@
 // Without nodes there is no kubelet: the apiserver is on loopback, and of the controllers there is
 // endpointslice-controller alone. With nodes it is at an address that they reach, with all controllers.
 //
-// All files are in one folder; the processes end with the one that runs this, however that ends. In a
+// All files are in one folder; the processes end with the one that runs this package, however it ends. In a
 // network namespace without nodes it needs loopback only.
 package plane
 
@@ -33,32 +33,33 @@ import (
 // Options of a control plane.
 type Options struct {
 	Binary string // of the components, as `kube COMPONENT FLAGS`
-	Folder string // exists; for everything that they write
-	// ServiceRange is where cluster IPs are from, one prefix or two of both families, with a comma.
+	Folder string // exists; for all files of the components
+	// ServiceRange is the range of cluster IPs, one prefix or two of both families, with a comma.
 	ServiceRange string
-	// Address is where nodes reach the apiserver, one of this network namespace's. It is not used without nodes.
+	// Address is the apiserver's address for nodes, one of this network namespace's. It is not used without
+	// nodes.
 	Address netip.Addr
 	Nodes   []Node
 }
 
-// Node is one that may join. The folder then has NAME.kubeconfig for its kubelet, and NAME.crt and
-// NAME.key for the kubelet's own server.
+// Node is a node that may join. The folder then has NAME.kubeconfig for its kubelet, and NAME.crt and NAME.key
+// for the kubelet's own server.
 type Node struct {
 	Name      string
 	Addresses []netip.Addr
 }
 
-// Port is the apiserver's if there are nodes.
+// Port is the apiserver's port if there are nodes.
 const Port = "6443"
 
-// Kubeconfig is the file, in the folder, that lets its reader do everything.
+// Kubeconfig is the file, in the folder, that gives its reader all rights.
 const Kubeconfig = "admin.kubeconfig"
 
-// readyTimeout: it takes 3 s on a machine that does nothing else.
+// readyTimeout bounds the start, which takes 3 s on an idle machine.
 const readyTimeout = 2 * time.Minute
 
-// Run starts the components, calls ready once the apiserver serves, and stops them when ctx ends. If
-// one ends by itself, that is the error, with what it wrote last.
+// Run starts the components, calls ready once the apiserver serves, and stops them when ctx ends. If one ends by
+// itself, Run returns an error with the end of its log.
 func Run(ctx context.Context, o Options, ready func()) error {
 	// The kernel ends the children when this thread ends, not the process (prctl(2), PR_SET_PDEATHSIG).
 	runtime.LockOSThread()
@@ -97,7 +98,7 @@ func Run(ctx context.Context, o Options, ready func()) error {
 	}
 }
 
-// components are their command lines, in the order of their start.
+// components are the components' command lines, in the order of their start.
 func (o Options) components(ports []string) [][]string {
 	etcd, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
 	all := [][]string{
@@ -119,19 +120,19 @@ func (o Options) components(ports []string) [][]string {
 
 func (o Options) in(name string) string { return filepath.Join(o.Folder, name) }
 
-// asAdmin has a component use the administrator's rights, for what it does and for who may ask it.
+// asAdmin makes a component use the administrator's rights, for its own work and to check its clients' rights.
 func (o Options) asAdmin() []string {
 	admin := o.in(Kubeconfig)
 	return []string{"--kubeconfig=" + admin, "--authentication-kubeconfig=" + admin, "--authorization-kubeconfig=" + admin}
 }
 
-// apiserver is its command line with nodes, or without.
+// apiserver is the apiserver's command line with nodes, or without.
 func (o Options) apiserver(port string) []string {
 	if len(o.Nodes) == 0 {
 		return []string{"--bind-address=127.0.0.1", "--secure-port=" + port, "--authorization-mode=RBAC",
 			// Without a default route it finds no address by itself; nothing uses this one (RFC 5737).
 			"--advertise-address=192.0.2.250", "--endpoint-reconciler-type=none",
-			"--disable-admission-plugins=ServiceAccount"} // nothing here makes the accounts that it asks for
+			"--disable-admission-plugins=ServiceAccount"} // nothing here makes the accounts that it demands
 	}
 	return []string{"--bind-address=" + o.Address.String(), "--secure-port=" + Port, "--advertise-address=" + o.Address.String(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
@@ -139,7 +140,7 @@ func (o Options) apiserver(port string) []string {
 		"--kubelet-certificate-authority=" + o.in("ca.crt"), "--kubelet-preferred-address-types=InternalIP"}
 }
 
-// controllers is the same for kube-controller-manager.
+// controllers is the command line of kube-controller-manager.
 func (o Options) controllers() []string {
 	if len(o.Nodes) == 0 {
 		return append(o.asAdmin(), "--controllers=endpointslice-controller")
@@ -148,14 +149,14 @@ func (o Options) controllers() []string {
 		"--service-account-private-key-file="+o.in("accounts.key"))
 }
 
-// freePorts are ports of loopback that nobody has now.
+// freePorts returns ports of loopback that are free now.
 func freePorts(count int) (ports []string, err error) {
 	for range count {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, fmt.Errorf("find a free port on loopback: %w: is lo up?", err)
 		}
-		defer l.Close() // until all are found, or one would be found twice
+		defer l.Close() // held until all are found, or one would be found twice
 		ports = append(ports, strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
 	}
 	return ports, nil
@@ -197,7 +198,7 @@ func (r *runner) start(name string, flags ...string) error {
 
 func (r *runner) log(name string) string { return filepath.Join(r.options.Folder, name+".log") }
 
-// tail is the last of what a component has written.
+// tail is the end of a component's log.
 func (r *runner) tail(name string) string {
 	text, err := os.ReadFile(r.log(name))
 	if err != nil {
@@ -242,11 +243,11 @@ func (r *runner) await(ctx context.Context, keys *tls.Config, address string) er
 	}
 }
 
-// stop kills the processes: nobody needs what they have any more, and an apiserver that is told to end
-// waits for its clients' watches.
+// stop kills the processes: their state is not needed any more, and an apiserver that gets SIGTERM waits for its
+// clients' watches.
 func (r *runner) stop() {
 	for _, p := range r.running {
-		_ = p.Process.Kill() // fails only where it has ended
+		_ = p.Process.Kill() // fails only if it has ended
 		<-p.done
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/test/kube/plane"
 )
 
-// run has a shell script be all components, and returns how the control plane ended.
+// run lets a shell script stand in for all components, and returns the control plane's error.
 func run(t *testing.T, ctx context.Context, script string) (folder string, err error) {
 	t.Helper()
 	folder = t.TempDir()
@@ -51,11 +51,11 @@ func TestNoBinary(t *testing.T) {
 	}
 }
 
-// nothingRuns reports processes that are left.
+// nothingRuns reports remaining processes.
 func nothingRuns(t *testing.T, folder string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(folder, "pids"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // one that was killed early has written nothing
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a process that was killed early has written nothing
 		t.Fatal(err)
 	}
 	for _, pid := range strings.Fields(string(text)) {

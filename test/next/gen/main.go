@@ -1,6 +1,6 @@
-// Gen makes the objects of the next version that tests of upgrades play: those of bpf/, with
-// the changes that a next version might make to struct flow. The sources it compiles are in
-// test/next/bpf while it runs.
+// Gen makes the objects of the next version for tests of upgrades: the objects of bpf/, with
+// the changes that a next version might make to struct flow. The sources that it compiles are
+// in test/next/bpf while it runs.
 package main
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/test/variant"
 )
 
-// The index of a service gets 32 bits, which makes the entry longer, moves what is behind it,
-// and has no room any more in the seal's last word.
+// The index of a service gets 32 bits, which makes the entry longer, moves the fields behind
+// it, and leaves no room in the seal's last word.
 var changes = []variant.Change{
 	{File: "lb/types.h", From: "SHUNT_ABI = 1,", To: "SHUNT_ABI = 2,"},
 	{

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Echo answers each datagram of a lease with itself, from AF_XDP and, where that has nothing to do with it,
- * from the kernel's socket on the same port:
+ * Echo answers each datagram of a lease with itself, from AF_XDP and, for datagrams that AF_XDP does
+ * not get, from the kernel's socket on the same port:
  *
  *	echo --socket /run/shunt/udp.sock --name echo --address 192.0.2.10 --port 5000
  *
@@ -36,7 +36,7 @@ static int kernel_socket(const char *address, const char *port)
 	return fd;
 }
 
-/* Answers what AF_XDP does not get: fragments, options, and everything while there is no lease. */
+/* Answers datagrams that AF_XDP does not get: fragments, options, and all without a lease. */
 static void answer_kernel(int fd)
 {
 	static char buffer[64 << 10];
@@ -53,7 +53,7 @@ static void answer_kernel(int fd)
 	}
 }
 
-/* Answers what a queue has, and returns how much it was. */
+/* Answers the datagrams of a queue, and returns their number. */
 static uint32_t answer_queue(struct shunt_udp_queue *queue)
 {
 	struct xdp_desc batch[64];

@@ -23,7 +23,7 @@ struct pcap_record {
 	uint32_t captured, size; /* bytes */
 };
 
-/* Writes what a queue has, up to limit packets, and returns how many there were. */
+/* Writes up to limit packets of a queue, and returns their number. */
 static uint32_t record_queue(struct shunt_udp_queue *queue, uint32_t limit, FILE *to)
 {
 	struct xdp_desc batch[64];

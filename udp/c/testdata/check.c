@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What tests have the header do:
+ * The tests of the header:
  *
  *	check rings                    wraps indices, gives a frame back twice; needs no broker
- *	check parse < frames           each: u32 length, bytes; answers what each is, and its reply
+ *	check parse < frames           each: u32 length, bytes; prints the kind of each, and its reply
  *	check account SOCKET COUNT     receives, sends, outlives terms, and compares counters
- *	check stale SOCKET COUNT US    is too slow, and drops what is older
+ *	check stale SOCKET COUNT US    is too slow, and drops datagrams that are older
  */
 #include "../shunt_udp.h"
 
@@ -33,7 +33,7 @@ static void make_ring(struct shunt_udp_ring *ring, uint32_t *mine, uint32_t *the
 	ring->ahead = ahead;
 }
 
-/* A broker that does not take reports gets none; one that does gets what the queues have counted. */
+/* A broker that does not take reports gets none; one that does gets the queues' counters. */
 static void renewals(void)
 {
 	static struct shunt_udp_lease lease;
@@ -180,7 +180,7 @@ static void answer(struct shunt_udp_queue *queue, const struct xdp_desc *questio
 	memcpy(shunt_udp_bytes(queue, &copy), shunt_udp_bytes(queue, question), question->len);
 	copy.len = question->len;
 	CHECK(shunt_udp_packet(queue, &copy, &p) == 0);
-	p.payload[0] = 'x'; /* by which the test knows who answers */
+	p.payload[0] = 'x'; /* by which the test knows the answering program */
 	CHECK(shunt_udp_reply(queue, &copy) == 0);
 	CHECK(shunt_udp_send(queue, &copy, 1) == 1);
 	CHECK(shunt_udp_flush(queue) == 0);
@@ -242,7 +242,7 @@ static int account(const char *path, uint64_t want)
 	return 0;
 }
 
-/* Works on each datagram for so long, and says how many were too old. */
+/* Works on each datagram for so long, and prints how many were too old. */
 static int stale(const char *path, uint64_t want, uint32_t age_us)
 {
 	static struct shunt_udp_lease lease;
@@ -282,7 +282,7 @@ static int stale(const char *path, uint64_t want, uint32_t age_us)
 	return 0;
 }
 
-/* Waits for packets until it has slept or need not be expected to, and says so. */
+/* Waits for packets until it has slept or need not be expected to, and prints that. */
 static int advice(const char *path, uint32_t spin_us)
 {
 	static struct shunt_udp_lease lease;

@@ -1,5 +1,5 @@
-// Echo answers each datagram of a lease with itself, from AF_XDP and, where that has nothing to do with it,
-// from the kernel's socket on the same port:
+// Echo answers each datagram of a lease with itself, from AF_XDP and, for datagrams that AF_XDP does not
+// get, from the kernel's socket on the same port:
 //
 //	echo --socket /run/shunt/udp.sock --name echo --listen :5000
 //
@@ -39,7 +39,8 @@ func main() {
 	}
 }
 
-// kernel answers what AF_XDP does not get: fragments, options, and everything while there is no lease.
+// kernel answers the datagrams that AF_XDP does not get: fragments, options, and everything while there is
+// no lease.
 func kernel(conn net.PacketConn) {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -53,7 +54,7 @@ func kernel(conn net.PacketConn) {
 	}
 }
 
-// lease answers until the lease is over, and says why it is.
+// lease answers until the lease is over, and returns the reason.
 func lease(socket, name string) error {
 	l, err := udp.Open(context.Background(), udp.Options{Socket: socket, Name: name, Spin: 50 * time.Microsecond})
 	if err != nil {

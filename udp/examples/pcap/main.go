@@ -42,7 +42,7 @@ func record(socket, name, path string, count int) error {
 	if err != nil {
 		return err
 	}
-	defer l.Close() //nolint:errcheck // all that is wanted is written
+	defer l.Close() //nolint:errcheck // all wanted packets are written
 	fmt.Printf("receiving from %v in %s mode\n", l.Addresses, l.Mode)
 	if err := l.Queues[0].Pin(); err != nil { // one goroutine has all queues, so the first one's CPU is theirs
 		log.Print(err)

@@ -1,6 +1,6 @@
 /*
- * A process whose leaks are known: it does what it reads, a letter and a number of four digits, and answers each with one byte.
- * Each kind of allocation is in a function of its own. Nothing but what it is told to do allocates: it uses no stdio.
+ * A process whose leaks are known: it reads commands, a letter and a number of four digits, and answers each with one byte.
+ * Each kind of allocation is in a function of its own. Nothing but the commands allocates: it uses no stdio.
  */
 #define _GNU_SOURCE
 #include <malloc.h>
@@ -17,7 +17,7 @@
 
 struct kept {
 	void *address;
-	size_t bytes; /* of a mapping; else 0 */
+	size_t bytes; /* of a mapping; otherwise 0 */
 };
 
 static struct kept kept[KEPT_MAX];
@@ -100,7 +100,7 @@ static void drop(void)
 	}
 }
 
-/* Grows each of those that are kept and are not mappings. */
+/* Grows each kept allocation that is not a mapping. */
 static void grow(void)
 {
 	for (int i = 0; i < kept_count; i++) {

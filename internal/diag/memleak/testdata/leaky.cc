@@ -1,5 +1,5 @@
 /*
- * As leaky.c, in C++: it does what it reads, a letter and a number of four digits, and answers each with one byte.
+ * As leaky.c, in C++: it reads commands, a letter and a number of four digits, and answers each with one byte.
  */
 #include <cstdlib>
 #include <new>

@@ -12,8 +12,8 @@ import (
 	"github.com/shunt-lb/shunt/test/golden"
 )
 
-// TestABIGolden prints everything that programs and user space share. A change to it
-// must be meant: a layout that differs needs another SHUNT_ABI.
+// TestABIGolden prints all types and maps that programs and user space share. A change to it
+// must be intended: a different layout needs another SHUNT_ABI.
 func TestABIGolden(t *testing.T) {
 	spec, err := loadAbi()
 	must(t, err)
@@ -78,7 +78,7 @@ func printType(t *testing.T, out *strings.Builder, typ btf.Type) {
 	}
 }
 
-// typeName is a field's type as C writes it.
+// typeName returns a field's type as C writes it.
 func typeName(typ btf.Type) string {
 	switch typ := typ.(type) {
 	case *btf.Array:

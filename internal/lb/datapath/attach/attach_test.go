@@ -29,7 +29,7 @@ func requireMode(t *testing.T, iface string, want uint32) {
 	}
 }
 
-// requireAttachments compares what a process that only reads sees attached.
+// requireAttachments compares the attachments that a process without write access sees.
 func requireAttachments(t *testing.T, opts store.Options, want ...kernel.Attachment) {
 	t.Helper()
 	must(t, opts.Complete())
@@ -107,7 +107,8 @@ func TestAttachInEveryMode(t *testing.T) {
 	}
 }
 
-// TestAutoKeepsGeneric: what a process before has in generic mode stays so, and is said to be untried.
+// TestAutoKeepsGeneric: an earlier process's program in generic mode stays so, and the reason says that native mode
+// was not tried.
 func TestAutoKeepsGeneric(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -159,8 +160,8 @@ func TestAutoSaysWhyNotNative(t *testing.T) {
 	}
 }
 
-// TestRefusedInterfaceOfANameThatWasAttached: an interface that takes the place of one that has gone
-// and refuses is not attached to, whatever its name was attached to before.
+// TestRefusedInterfaceOfANameThatWasAttached: an interface that has taken the name of a gone one, and that
+// refuses, is not attached to, although an interface of this name was before.
 func TestRefusedInterfaceOfANameThatWasAttached(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))

@@ -18,7 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// meter is another product in miniature: it counts the packets of an interface, in a map of its own
+// meter is a miniature of another product: it counts the packets of an interface, in a map of its own
 // ABI, and outlives its process as a balancer does.
 type meter struct {
 	program *ebpf.Program
@@ -28,14 +28,14 @@ type meter struct {
 
 const meterMap = "mt_seen"
 
-// meterVersion is a version of the meter: how many bytes a value of its map has, and its program.
+// meterVersion is a version of the meter: its ABI, the bytes of a value of its map, and its program.
 type meterVersion struct {
 	abi       uint32
 	valueSize uint32
 	program   asm.Instructions
 }
 
-// counting adds one to the first value.
+// counting is a program that adds one to the first value.
 var counting = asm.Instructions{
 	asm.StoreImm(asm.R10, -4, 0, asm.Word),
 	asm.Mov.Reg(asm.R2, asm.R10),
@@ -49,10 +49,10 @@ var counting = asm.Instructions{
 	asm.Return(),
 }
 
-// refused has no verdict.
+// refused is a program without a verdict.
 var refused = asm.Instructions{asm.Return()}
 
-// openMeter starts a version of the meter as a product does, by package kernel alone.
+// openMeter starts a version of the meter as a product does, with package kernel alone.
 func openMeter(name, iface string, v meterVersion, limit uint32) (m *meter, err error) {
 	spec := &ebpf.CollectionSpec{
 		Maps: map[string]*ebpf.MapSpec{meterMap: {Name: meterMap, Type: ebpf.Array, KeySize: 4, ValueSize: v.valueSize, MaxEntries: 1}},
@@ -101,9 +101,9 @@ func (m *meter) close() error {
 	return errors.Join(m.link.Close(), m.program.Close(), m.seen.Close())
 }
 
-// TestAnotherProductBeside shows that a product of an ABI of its own runs beside a balancer, that a
-// version of it which the kernel refuses leaves both as they were, and that neither's end is the
-// other's.
+// TestAnotherProductBeside shows that a product with an ABI of its own runs beside a balancer, that a
+// version of it which the kernel refuses leaves both as they were, and that the end of one does not end
+// the other.
 func TestAnotherProductBeside(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)

@@ -29,7 +29,7 @@ func pinned(t *testing.T, opts store.Options, p *ebpf.Program, name string) stri
 	return path
 }
 
-// chainOf opens the map as somebody else would: by its file.
+// chainOf opens the map as another program would: by its file.
 func chainOf(t *testing.T, opts store.Options, iface string) *ebpf.Map {
 	t.Helper()
 	m, err := ebpf.LoadPinnedMap(chainPath(opts.PinRoot, opts.Instance, iface), nil)
@@ -38,7 +38,7 @@ func chainOf(t *testing.T, opts store.Options, iface string) *ebpf.Map {
 	return m
 }
 
-// requireChain expects these names, of which an empty one is nobody's, and that the interface
+// requireChain expects programs with these names, where an empty name is no program, and that the interface
 // runs the first.
 func requireChain(t *testing.T, opts store.Options, iface, before, after string) Chain {
 	t.Helper()
@@ -84,7 +84,7 @@ func TestChainOutlivesAllButDetach(t *testing.T) {
 	requireChain(t, opts, "shunt-a", "filter", "")
 	must(t, SetChain(opts, "shunt-a", PositionAfter, count))
 	was := requireChain(t, opts, "shunt-a", "filter", "count").Shunt.ID
-	must(t, os.RemoveAll(filepath.Dir(filter))) // the pins may go
+	must(t, os.RemoveAll(filepath.Dir(filter))) // the pins are not needed any more
 	must(t, d.Close())
 	requireChain(t, opts, "shunt-a", "filter", "count")
 

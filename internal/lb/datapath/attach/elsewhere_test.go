@@ -21,8 +21,8 @@ func rename(t *testing.T, from, to string) {
 	must(t, netlink.LinkSetUp(dev))
 }
 
-// TestAttachmentsSeenFromAnotherNamespace: what is attached has the name that it has where it is,
-// and nothing is said of an interface that has the same index, or the same name, where one looks from.
+// TestAttachmentsSeenFromAnotherNamespace: an attachment has the interface's name in its own namespace,
+// and an interface with the same index or the same name in the caller's namespace does not count as attached.
 func TestAttachmentsSeenFromAnotherNamespace(t *testing.T) {
 	needRoot(t)
 	type way struct {
@@ -80,7 +80,7 @@ func TestAttachmentsSeenFromAnotherNamespace(t *testing.T) {
 			defer away.Close() //nolint:errcheck // only used to enter
 			must(t, netns.Set(home))
 			rename(t, "shunt-a", "shunt-c")
-			if c.want != kernel.ModeClsact { // whose pin is not a link, and so knows the name alone
+			if c.want != kernel.ModeClsact { // its pin is not a link, and so knows the name alone
 				requireAttachment("renamed at home", "shunt-c", c.want)
 			}
 			must(t, errors.Join(d.Detach("shunt-a"), netns.Set(away)))

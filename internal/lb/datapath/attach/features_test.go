@@ -9,7 +9,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// loadedSize is how many bytes of instructions the interface's program has.
+// loadedSize returns the bytes of instructions of the interface's program.
 func loadedSize(t *testing.T, iface string) int {
 	t.Helper()
 	info, err := running(t, iface).Info()
@@ -19,8 +19,8 @@ func loadedSize(t *testing.T, iface string) int {
 	return size
 }
 
-// TestFeaturesAreLoadedWhenNeeded: the first service that needs more has the program replaced,
-// and a start leaves out what nothing needs any more.
+// TestFeaturesAreLoadedWhenNeeded: the first service that needs a feature has the program replaced,
+// and a start leaves out features that no service needs any more.
 func TestFeaturesAreLoadedWhenNeeded(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -43,7 +43,7 @@ func TestFeaturesAreLoadedWhenNeeded(t *testing.T) {
 	if size := loadedSize(t, "shunt-a"); programID(t, "shunt-a") == before || size <= plain {
 		t.Errorf("with affinity the program has %d bytes, %d without", size, plain)
 	}
-	must(t, d.Close()) // a start leaves out what hashed addresses
+	must(t, d.Close()) // a start leaves out the feature that hashed addresses
 	d = mustOpen(t, opts)
 	_, err = d.Attach("shunt-a", model.AttachAuto)
 	must(t, err)

@@ -25,7 +25,7 @@ import (
 	"github.com/shunt-lb/shunt/test/stranger"
 )
 
-// idOf is the number the kernel gave a program, and its tag.
+// idOf returns a program's number in the kernel, and its tag.
 func idOf(t *testing.T, p *ebpf.Program) (id uint32, tag string) {
 	t.Helper()
 	info, err := p.Info()
@@ -34,7 +34,7 @@ func idOf(t *testing.T, p *ebpf.Program) (id uint32, tag string) {
 	return uint32(number), info.Tag
 }
 
-// holdVariable makes a process of this test binary one that only waits.
+// holdVariable makes a process of this test binary only wait.
 const holdVariable = "SHUNT_TEST_HOLDS"
 
 // TestWaits runs in such a process; otherwise it does nothing.
@@ -44,7 +44,7 @@ func TestWaits(*testing.T) {
 	}
 }
 
-// holding has another process keep a file of the kernel's open, and says which.
+// holding has another process keep a file of the kernel's open, and returns that process as messages name it.
 func holding(t *testing.T, fd int) string {
 	t.Helper()
 	copied, err := unix.Dup(fd)
@@ -66,7 +66,7 @@ func holding(t *testing.T, fd int) string {
 
 var quoted = regexp.MustCompile("`([^`]*)`")
 
-// obey does what a message says, with the command it names; false where there is no such.
+// obey runs the command that a message names; it returns false if this machine does not have the command.
 func obey(t *testing.T, message, program string) bool {
 	t.Helper()
 	_, err := exec.LookPath(program)
@@ -168,7 +168,7 @@ func TestSomebodyElsesProgramIsNamed(t *testing.T) {
 	}
 }
 
-// The kernel lets one of native and generic run; what the message says of `attach: generic`
+// The kernel runs either a native or a generic program; the message's advice about `attach: generic`
 // rests on that.
 func TestNativeAndGenericExcludeEachOther(t *testing.T) {
 	inNamespace(t)

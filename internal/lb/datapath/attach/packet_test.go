@@ -15,8 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// TestAFlowThroughTheLoadedProgram shows that the program reads what this package writes:
-// each SYN leaves as it must, towards the backend and from one of the sources.
+// TestAFlowThroughTheLoadedProgram shows that the program reads the entries that this package writes:
+// each SYN leaves towards the backend and from one of the sources.
 func TestAFlowThroughTheLoadedProgram(t *testing.T) {
 	// Native mode on a veth sends back by redirecting (redirect_back in lb/config.h).
 	t.Run("native", func(t *testing.T) { flowThroughProgram(t, model.AttachNative, kernel.XDPRedirect) })

@@ -20,7 +20,7 @@ var (
 	quiet       = bed.Quiet
 )
 
-// testOptions is an instance of the test's own, gone after it.
+// testOptions returns the options of an instance of the test's own, which is removed after it.
 func testOptions(t *testing.T) store.Options {
 	t.Helper()
 	return store.Options{Version: variant.FromEnvironment(), Limits: bed.Limits, PinRoot: kernel.DefaultPinRoot, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {

@@ -41,8 +41,9 @@ func podVeths(t *testing.T, count int) (names []string) {
 	return names
 }
 
-// TestPodsComeWithoutReload: while interfaces of pods are expected, one that comes or goes has no program on another interface loaded
-// anew. One that is no pod's has, once, because the programs took its index for that of one.
+// TestPodsComeWithoutReload: while interfaces of pods are expected, one that comes or goes causes no program on another
+// interface to be loaded anew. An interface that is no pod's does, once, because the programs took its index for a
+// pod's.
 func TestPodsComeWithoutReload(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -121,7 +122,7 @@ func TestPodsComeWithoutReload(t *testing.T) {
 	}
 }
 
-// TestPodVanishesWhileAttached: an interface that goes while it is attached to leaves neither pins nor a place that is taken.
+// TestPodVanishesWhileAttached: an interface that goes while it is attached to leaves neither pins nor a used index.
 func TestPodVanishesWhileAttached(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -156,8 +157,8 @@ func TestPodVanishesWhileAttached(t *testing.T) {
 	}
 }
 
-// TestIndexOfAPodRests: flows and backends have an index in their hops for a while after its pod has gone, or was made anew under its name, and
-// frames for it are dropped: no other pod gets that index while another one is free, also not from the next process.
+// TestIndexOfAPodRests: flows and backends keep an index in their hops for a while after its pod has gone, or was made anew under its name, and
+// frames for it are dropped. No other pod gets that index while another one is free, not even from the next process.
 func TestIndexOfAPodRests(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -272,12 +273,12 @@ func TestPodGoesWithoutDaemon(t *testing.T) {
 		}
 	}
 	keeps("after it was attached to")
-	must(t, d.Detach(pods[2])) // as the daemon does with all that it finds pinned, and does not want
+	must(t, d.Detach(pods[2])) // as the daemon does with each pinned interface that it does not want
 	if names, err := pinnedSides(opts.PinRoot, opts.Instance); err != nil || slices.Contains(names, pods[2]) {
 		t.Errorf("of one that has gone, pins are left: %v, %v", names, err)
 	}
 
-	// A process was killed when it had written the first of three records, and the next one has given the interface another index.
+	// A process was killed after the first of three records, and the next one has given the interface another index.
 	const other = uint32(abi.INDEX_MAX) - 1
 	must(t, mapOf(t, d, abi.MapInterfaces).Put(other, abi.Interface{Ifindex: uint32(was[lives])}))
 	must(t, d.Close())
@@ -292,7 +293,7 @@ func TestPodGoesWithoutDaemon(t *testing.T) {
 	}
 }
 
-// verdictFor runs sh_deliver on a frame with the mark of an index, of which the last three octets have the index and an offset (bpf/lb/mark.h).
+// verdictFor runs sh_deliver on a frame with the mark of an index. The mark's last three octets have the index and an offset (bpf/lb/mark.h).
 func verdictFor(t *testing.T, deliver *ebpf.Program, index uint32) uint32 {
 	t.Helper()
 	frame := slices.Concat(make([]byte, 6), []byte{0x06, 0x73, 0x68, 0x70 | byte(index>>8), byte(index), 0}, []byte{0x88, 0xb5}, make([]byte, 46))
@@ -302,7 +303,7 @@ func verdictFor(t *testing.T, deliver *ebpf.Program, index uint32) uint32 {
 }
 
 // TestManyPods: as many interfaces of pods as a large node has run one copy of each program, with an index each. They get other programs
-// together, also while one of them has gone, and leave nothing behind. It prints what attaching to 60 and to all of them takes.
+// together, even if one of them has gone, and leave nothing behind. The test prints the times to attach to 60 and to all of them.
 func TestManyPods(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -359,7 +360,7 @@ func TestManyPods(t *testing.T) {
 		}
 	}
 
-	must(t, netlink.LinkDel(device(t, pods[7]))) // nobody has told the daemon yet
+	must(t, netlink.LinkDel(device(t, pods[7]))) // the daemon has had no notice yet
 	left := slices.Delete(slices.Clone(pods), 7, 8)
 	must(t, d.require(abi.FEATURE_MSS))
 	if now := same(left); now == before {
@@ -380,7 +381,7 @@ func TestManyPods(t *testing.T) {
 	}
 }
 
-// cpuTime is how much CPU time this process has used.
+// cpuTime returns the CPU time that this process has used.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used unix.Rusage

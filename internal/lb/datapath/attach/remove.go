@@ -121,7 +121,7 @@ func removeSides(opts store.Options, iface string, sides [len(directions)]direct
 // Pinned lists the files in bpffs under an instance's name.
 type Pinned struct {
 	Path string
-	// What is a description of the file, such as "program on eth0".
+	// What describes the file, as in "program on eth0".
 	What string
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/packet"
 )
 
-// TestReservedPortsAreNobodys: of a pool, new flows take what is not reserved, and all of it once it is given back. What was reserved by a process that
-// was killed is given back, too. Packets to a reserved port pass.
+// TestReservedPortsAreNobodys: new flows take only the ports of a pool that are not reserved, and all ports once they
+// are given back. Ports that a killed process reserved are given back, too. Packets to a reserved port pass.
 func TestReservedPortsAreNobodys(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -24,7 +24,7 @@ func TestReservedPortsAreNobodys(t *testing.T) {
 		return store.SourcePort{Protocol: model.TCP, Source: netip.AddrPortFrom(webSource, n), Backend: backend}
 	}
 	client := uint16(10000)
-	// given is the source port of a flow that begins, or 0 for none.
+	// given returns the source port of a flow that begins, or 0 for none.
 	given := func() uint16 {
 		t.Helper()
 		client++
@@ -87,7 +87,7 @@ func TestReservedPortsAreNobodys(t *testing.T) {
 	}
 }
 
-// TestAFlowKeepsItsPort: a port that a flow has is not reserved while it has it.
+// TestAFlowKeepsItsPort: a flow's port is not reserved while the flow has it.
 func TestAFlowKeepsItsPort(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))

@@ -21,7 +21,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// probeHead is struct probe_head of bpf/core/probe.h, and some bytes behind it.
+// probeHead returns a struct probe_head of bpf/core/probe.h, and some bytes behind it.
 func probeHead(session, sequence uint64, isAnswer byte) []byte {
 	b := make([]byte, 100)
 	copy(b, "shpt")
@@ -31,7 +31,7 @@ func probeHead(session, sequence uint64, isAnswer byte) []byte {
 	return b
 }
 
-// toStation is a packet as shunt-a gets it.
+// toStation gives a packet the MAC addresses with which shunt-a gets it.
 func toStation(t *testing.T) packet.Edit {
 	t.Helper()
 	return packet.MACs(net.HardwareAddr{2, 0, 0, 0, 0, 7}, device(t, "shunt-a").Attrs().HardwareAddr)
@@ -46,7 +46,7 @@ func ringOf(t *testing.T, opts store.Options) *kernel.StampRing {
 	return rings.Rings()[opts.Instance]
 }
 
-// read are the stamps that have come, with the moments as one bit: 1 if they are in order.
+// read returns the new stamps, with the moments as one bit: 1 if they are in order.
 func read(r *kernel.StampRing) (all []kernel.Stamp) {
 	r.Read(func(s kernel.Stamp) {
 		if s.Begin > 0 && s.Begin <= s.End {
@@ -153,7 +153,7 @@ func probesAreStamped(t *testing.T, mode model.Attach) {
 	}
 }
 
-// TestStampsGoRound: a reader that comes too late knows for how many.
+// TestStampsGoRound: a reader that comes too late knows the number of stamps that it has missed.
 func TestStampsGoRound(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -216,7 +216,7 @@ func TestStampsAreSwitched(t *testing.T) {
 	if got := read(ring); len(got) != 0 || loadedSize(t, "shunt-a") != plain {
 		t.Errorf("without stamps the program has %d bytes, %d before, and stamped %v", loadedSize(t, "shunt-a"), plain, got)
 	}
-	// A predecessor's go, too.
+	// A predecessor's stamps go, too.
 	must(t, d.StampProbes(true))
 	must(t, d.Close())
 	d = mustOpen(t, opts)
@@ -228,7 +228,7 @@ func TestStampsAreSwitched(t *testing.T) {
 	}
 }
 
-// TestStampsAreSwitchedAtTC: the program for what comes in is another one with stamps; what the host sends is not stamped.
+// TestStampsAreSwitchedAtTC: stamps replace the program for incoming frames; packets that the host sends get no stamp.
 func TestStampsAreSwitchedAtTC(t *testing.T) {
 	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
@@ -300,7 +300,7 @@ func onCPU(n int) error {
 	return unix.SchedSetaffinity(0, &one)
 }
 
-// TestStampsOfTwoCPUs: each stamp has a number of its own, and what is read is of one run.
+// TestStampsOfTwoCPUs: each stamp has a number of its own, and a stamp that is read is of one run.
 func TestStampsOfTwoCPUs(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -352,7 +352,7 @@ func TestStampsOfTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestStampsThatCannotBeLoaded: the switch stays off, and another try does not think that all is well.
+// TestStampsThatCannotBeLoaded: the switch stays off, and another try fails, too.
 func TestStampsThatCannotBeLoaded(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)

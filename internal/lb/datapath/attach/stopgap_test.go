@@ -19,7 +19,7 @@ import (
 )
 
 // The stopgap drops the packets that the program at XDP would take, and passes the host's own. It ends by itself if
-// nobody lowers it.
+// it is not lowered.
 func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
@@ -97,8 +97,8 @@ func TestStopgapKnowsWhatIsOurs(t *testing.T) {
 	}
 }
 
-// clsact, which serves where there is no tcx: a stopgap that a killed daemon left goes, other
-// filters stay behind ours, and what was made is taken away.
+// clsact holds the stopgap on kernels without tcx: a stopgap that a killed daemon left goes, other
+// filters stay behind ours, and the qdisc and filter that the test's stopgap made are removed.
 func TestStopgapWithClsact(t *testing.T) {
 	inNamespace(t)
 	d := mustOpen(t, testOptions(t))
@@ -135,7 +135,7 @@ func TestStopgapWithClsact(t *testing.T) {
 	if hasClsact() {
 		t.Error("clsact is still there after the stopgap that needed it")
 	}
-	left := raise() // and nobody lowers it
+	left := raise() // and it is never lowered
 	must(t, netlink.FilterAdd(&netlink.BpfFilter{Fd: left.program.FD(), Name: "other", DirectAction: true,
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Protocol: unix.ETH_P_ALL, Priority: 1}}))
 	g = raise()

@@ -27,7 +27,7 @@ type tcMode struct {
 	withoutTCX bool
 }
 
-// tcModes are those of this kernel. Before Linux 6.6 there is one.
+// tcModes returns the modes of this kernel. Before Linux 6.6 there is one.
 func tcModes() []tcMode {
 	modes := []tcMode{{"as the kernel has it", false}}
 	if wantedTC(false) != wantedTC(true) {
@@ -36,7 +36,7 @@ func tcModes() []tcMode {
 	return modes
 }
 
-// wantedTC is the mode that this kernel has.
+// wantedTC returns the mode that this kernel has.
 func wantedTC(withoutTCX bool) kernel.Mode {
 	const loopback = 1
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
@@ -141,7 +141,7 @@ func TestAttachAtTC(t *testing.T) {
 			if all := d.Attached(); !slices.Equal(all, []string{"shunt-a"}) {
 				t.Errorf("attached to %v", all)
 			}
-			a, err := d.Attach("shunt-a", model.AttachTC) // on any kernel: what is there stays
+			a, err := d.Attach("shunt-a", model.AttachTC) // on any kernel: the present way to attach stays
 			must(t, err)
 			if now := requireAtTC(t, "shunt-a", true); a.Mode != want || now["sh_tc_in"] == before["sh_tc_in"] {
 				t.Errorf("the next process got %+v, and programs %v after %v", a, now, before)
@@ -207,8 +207,8 @@ func TestRemoveFromTCElsewhere(t *testing.T) {
 	}
 }
 
-// TestBetweenXDPAndTC: the new place is taken before the old one is given up, and nothing of the
-// old one stays.
+// TestBetweenXDPAndTC: the program is at the new hook before it leaves the old one, and nothing stays at the
+// old one.
 func TestBetweenXDPAndTC(t *testing.T) {
 	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestBetweenXDPAndTC(t *testing.T) {
 	}
 }
 
-// TestClsactOfOthers: somebody else's qdisc and filters stay, and a place that is taken is refused.
+// TestClsactOfOthers: another program's qdisc and filters stay, and a place that is taken is refused.
 func TestClsactOfOthers(t *testing.T) {
 	inNamespace(t)
 	opts := testOptions(t)
@@ -264,7 +264,7 @@ func TestClsactOfOthers(t *testing.T) {
 	if found := atTC(t, "shunt-a"); len(found) != 1 {
 		t.Errorf("after the refusal there is %v", found)
 	}
-	// The qdisc that we made stays as long as somebody else uses it.
+	// The qdisc that we made stays as long as another program uses it.
 	_, err = d.Attach("shunt-b", model.AttachTC)
 	must(t, err)
 	filter.LinkIndex = device(t, "shunt-b").Attrs().Index
@@ -276,7 +276,7 @@ func TestClsactOfOthers(t *testing.T) {
 	must(t, netlink.QdiscDel(qdisc))
 }
 
-// TestFeaturesAtTC: both programs of an interface are loaded anew for what needs more.
+// TestFeaturesAtTC: both programs of an interface are loaded anew for a service that needs a feature.
 func TestFeaturesAtTC(t *testing.T) {
 	for _, c := range tcModes() {
 		t.Run(c.name, func(t *testing.T) {

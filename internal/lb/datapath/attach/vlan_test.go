@@ -26,7 +26,7 @@ var testTags = map[string][]store.Tag{
 	"shunt-x": {{Protocol: unix.ETH_P_8021AD, ID: 7}, {Protocol: unix.ETH_P_8021Q, ID: 7}, {Protocol: unix.ETH_P_8021Q, ID: 8}},
 }
 
-// withTestVLANs makes those, and says so to the data plane.
+// withTestVLANs makes these VLANs, and tells the data plane about them.
 func withTestVLANs(t *testing.T) store.Options {
 	opts := testOptions(t)
 	opts.VLANs = func(dev netlink.Link) (store.VLAN, bool) {
@@ -54,7 +54,7 @@ func withVLANsAttached(t *testing.T) (store.Options, *Plane) {
 	return opts, d
 }
 
-// handed are the VLANs whose frames are looked at, and the number of programs for that.
+// handed returns the VLANs whose frames are looked at, and the number of programs for that.
 func handed(t *testing.T, d *Plane) string {
 	t.Helper()
 	var all []string
@@ -83,7 +83,7 @@ func handed(t *testing.T, d *Plane) string {
 	return fmt.Sprint(all, programs)
 }
 
-// tagsWritten are sh_vlan_tags of all interfaces: there must be none left behind.
+// tagsWritten counts the entries of sh_vlan_tags of all interfaces: none must be left behind.
 func tagsWritten(t *testing.T, d *Plane) (n int) {
 	t.Helper()
 	var index uint32
@@ -169,7 +169,7 @@ func TestVLANComesAndGoes(t *testing.T) {
 	requireHanded("without the parent", "[] 0", 0)
 }
 
-// requireError is for what is refused: the error has all parts.
+// requireError expects a refusal, whose error has all parts.
 func requireError(t *testing.T, what string, err error, parts ...string) {
 	t.Helper()
 	if err == nil || slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(err.Error(), p) }) {
@@ -205,7 +205,7 @@ func TestVLANThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestVLANsKeepTheirParent: it may neither leave native mode nor go as long as they are there.
+// TestVLANsKeepTheirParent: a parent may neither leave native mode nor be detached as long as it has VLANs.
 func TestVLANsKeepTheirParent(t *testing.T) {
 	inNamespace(t)
 	_, d := withVLANsAttached(t)
@@ -233,7 +233,7 @@ func TestVLANsKeepTheirParent(t *testing.T) {
 	must(t, err)
 }
 
-// TestVLANsAreSeen by whatever process looks: they are attached to, though nothing is pinned for them.
+// TestVLANsAreSeen: any process sees VLANs as attached to, although nothing is pinned for them.
 func TestVLANsAreSeen(t *testing.T) {
 	inNamespace(t)
 	opts, d := withVLANsAttached(t)
@@ -268,7 +268,7 @@ func TestVLANsAreSeen(t *testing.T) {
 	}
 	requireAttachments(t, opts, native("shunt-a"), native("shunt-q"))
 
-	// Of a process that knows it, and with its parent.
+	// By a process that knows the VLAN, and with its parent.
 	for _, name := range []string{"shunt-a", "shunt-q"} {
 		_, err := d.Attach(name, model.AttachNative)
 		must(t, err)
@@ -302,7 +302,7 @@ func TestVLANUnderAnotherOnesNumber(t *testing.T) {
 	}
 }
 
-// TestVLANOf: what netlink says of an interface; a parent that cannot be seen is none.
+// TestVLANOf: VLANs by netlink's answers about interfaces; a parent that cannot be seen does not count.
 func TestVLANOf(t *testing.T) {
 	inNamespace(t)
 	parent := device(t, "shunt-a").Attrs().Index

@@ -29,7 +29,7 @@ func TestGraceWaitsForRunningPrograms(t *testing.T) {
 		if tries == 20 {
 			t.Skip("each time the program had ended before it could be waited for: nothing else ran meanwhile, as with one CPU")
 		}
-		if tries > 0 { // a busy machine looked away until it had ended
+		if tries > 0 { // on a busy machine the program had ended before the test looked
 			must(t, <-done)
 		}
 		must(t, words.Put(uint32(0), uint64(0)))

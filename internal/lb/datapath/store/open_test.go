@@ -15,8 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// TestOpenFlowsAreCountedAnew: each count begins at zero and is its caller's own, from any goroutine, and the program of the first
-// does them all.
+// TestOpenFlowsAreCountedAnew: each count begins at zero and is its caller's own, from any goroutine, and the program
+// that the first count loaded makes all counts.
 func TestOpenFlowsAreCountedAnew(t *testing.T) {
 	opts := testOptions(t)
 	w := mustOpen(t, opts)
@@ -48,7 +48,7 @@ func TestOpenFlowsAreCountedAnew(t *testing.T) {
 	}
 }
 
-// TestOpenFlowsWithoutProgram: that the program cannot be loaded is said, and leaves nothing behind.
+// TestOpenFlowsWithoutProgram: a program that cannot be loaded is an error, and leaves nothing behind.
 func TestOpenFlowsWithoutProgram(t *testing.T) {
 	opts := testOptions(t)
 	version := *abi.Built()

@@ -10,7 +10,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/reconcile"
 )
 
-// Slots lie where the programs look for them, in whatever windows they are written and read.
+// Slots lie where the programs look for them, however windows divide them for writing and reading.
 func TestSlotWindows(t *testing.T) {
 	opts := testOptions(t)
 	opts.Limits.Slots = 2*slotWindow + 100

@@ -35,7 +35,7 @@ var (
 	quiet           = bed.Quiet
 )
 
-// testOptions is an instance of the test's own, gone after it.
+// testOptions returns the options of an instance of the test's own, which is removed after it.
 func testOptions(t *testing.T) Options {
 	t.Helper()
 	opts := Options{Limits: bed.Limits, Log: quiet(), Instance: bed.Instance(t, func(instance string) error {
@@ -86,7 +86,7 @@ func TestContentsComeBackAsTheyWerePut(t *testing.T) {
 		must(t, d.DeleteFrontend(f))
 	}
 	for i, r := range want.Services {
-		must(t, d.DeleteService(i, r.Generation+1)) // another tenant's: nothing happens
+		must(t, d.DeleteService(i, r.Generation+1)) // the service has another generation: nothing happens
 		must(t, d.DeleteService(i, r.Generation))
 		must(t, d.DeleteService(i, r.Generation))
 	}
@@ -300,8 +300,8 @@ func TestSettingsAndHeartbeat(t *testing.T) {
 	}
 }
 
-// TestJiffiesPerSecond: the rate is the kernel's own. Where that does not show its configuration,
-// jiffies are at least no slower than it.
+// TestJiffiesPerSecond: the rate is the kernel's own. If the kernel does not show its configuration,
+// jiffies are at least no slower than the rate.
 func TestJiffiesPerSecond(t *testing.T) {
 	rate, err := jiffiesPerSecond()
 	must(t, err)
@@ -324,7 +324,7 @@ func TestJiffiesPerSecond(t *testing.T) {
 	}
 	last, err := d.readClock(false)
 	must(t, err)
-	// Three more, because a tick that came late makes up for itself.
+	// Three more, because ticks after a late one come early.
 	if most := uint64(time.Since(begin)*time.Duration(rate)/time.Second) + 3; last.Jiffies-first.Jiffies > most {
 		t.Errorf("%d jiffies passed, and at %d a second at most %d could", last.Jiffies-first.Jiffies, rate, most)
 	}
@@ -353,8 +353,8 @@ func TestTheSameEncapsulationAgainIsNotWritten(t *testing.T) {
 	}
 }
 
-// TestDeletedBackendIsNotLive: a program that still finds a backend finds its way, too, while it is deleted. Otherwise new
-// flows of slots that name it as the previous one are lost for as long as the daemon has to wait for a CPU.
+// TestDeletedBackendIsNotLive: a program that still finds a backend during its deletion finds its next hop, too.
+// Otherwise new flows of slots that name it as the previous one are lost while the daemon waits for a CPU.
 func TestDeletedBackendIsNotLive(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	const index, rounds = 5, 20000
@@ -391,7 +391,7 @@ func TestDeletedBackendIsNotLive(t *testing.T) {
 }
 
 // TestBackendHalfWritten: a process that was killed while it put or deleted a backend leaves an address that is not live.
-// The next one takes the place for empty, and the next entry there is a new tenant.
+// The next process takes the position for empty, and the next backend there has a new generation.
 func TestBackendHalfWritten(t *testing.T) {
 	d := mustOpen(t, testOptions(t))
 	r := reconcile.BackendRecord{BackendRef: reconcile.BackendRef{Index: 5, Generation: 7}, BackendAddress: model.BackendAddress{Address: netip.MustParseAddr("10.0.0.1"), Port: 80}}

@@ -20,7 +20,7 @@ type Usage struct {
 	SourcePorts uint16
 }
 
-// Usage reads the counters, without the rest of what Contents reads.
+// Usage reads the counters, without the rest of the Contents.
 func (v *View) Usage() (Usage, error) {
 	counters, err := v.Counters()
 	if err != nil {

@@ -399,7 +399,7 @@ func (d *demo) takeDown() error {
 		if m.daemon == nil {
 			continue
 		}
-		_ = m.daemon.End(syscall.SIGTERM, patience) // one that had to be killed leaves what detach finds
+		_ = m.daemon.End(syscall.SIGTERM, patience) // detach finds the remains of a daemon that had to be killed
 		if _, err := os.Stat(kernel.Directory(kernel.DefaultPinRoot, d.instance(m))); err == nil {
 			errs = append(errs, d.shunt(ctx, m, "detach", "--instance", d.instance(m)))
 		}

@@ -59,7 +59,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// Ctrl-C at any time: everything is removed, and no claim is untrue for it.
+// Ctrl-C at any time: everything is removed, and no claim becomes untrue because of it.
 func TestInterrupted(t *testing.T) {
 	storytest.NeedsRoot(t)
 	for _, at := range []string{"── One configuration", "── More connections", "── m2 dies"} {

@@ -55,7 +55,7 @@ type Maps struct {
 	lastBackends map[uint32]reconcile.BackendRecord // present or last tenant
 	lastServices map[uint32]reconcile.ServiceRecord
 	trackedTable map[uint32]part // the last table of a service that was tracked with it
-	held                         // what a program may still hold
+	held                         // entries that a program may still hold
 }
 
 // tenant is the service that has a position.

@@ -177,7 +177,7 @@ func TestStepChecksCatch(t *testing.T) {
 	}
 }
 
-// TestAGraceWaitsForRuns: what a program began before it is done when it returns.
+// TestAGraceWaitsForRuns: a run that began before a Grace has ended when the Grace returns.
 func TestAGraceWaitsForRuns(t *testing.T) {
 	m := trackedMaps(t, model.TrackingAuto, reconcile.Slot{State: reconcile.Transition, Current: refB, Previous: refA})
 	m.Begin(Flow{on, 0}, Middle)

@@ -68,8 +68,8 @@ func build(doc *document, read *config.Contents, sources bool) any {
 // several files lists are appended to each other, and a value may be set in one only.
 //
 // The configuration is usable if and only if no fault is an error. All faults are
-// reported, sorted by file, line and column; only the parser's own first one hides what
-// comes after it. The error says that something could not be read, and nothing else.
+// reported, sorted by file, line and column; only the parser's own first one hides the faults
+// after it. An error means only that a file could not be read.
 func Load(path string) (model.Config, []config.Fault, error) {
 	p, err := Read(path)
 	if err != nil {

@@ -72,7 +72,7 @@ func load(t *testing.T, path string) (model.Config, []config.Fault) {
 	return have, faults
 }
 
-// TestFaults reads every file of testdata/bad and compares all that is said about it.
+// TestFaults reads every file of testdata/bad and compares all its faults.
 func TestFaults(t *testing.T) {
 	names, err := filepath.Glob("testdata/bad/*.yaml")
 	if err != nil || len(names) < 10 {
@@ -314,7 +314,7 @@ func TestMemory(t *testing.T) {
 	golden(t, "testdata/memory.golden", []byte(strings.Join(lines, "\n")+"\n"))
 }
 
-// FuzzLoad checks that no text makes Load panic, or report a place that is not there.
+// FuzzLoad checks that no text makes Load panic, or report a position outside of the text.
 func FuzzLoad(f *testing.F) {
 	for _, pattern := range []string{"testdata/bad/*.yaml", "sample.yaml"} {
 		names, err := filepath.Glob(pattern)
@@ -345,7 +345,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// TestServicesFromElsewhere: where there is another source, a file needs no service; interfaces it needs all the same.
+// TestServicesFromElsewhere: beside another source, a file needs no services; it needs interfaces all the same.
 func TestServicesFromElsewhere(t *testing.T) {
 	for text, want := range map[string]string{
 		"interfaces: [{name: eth0}]\n":               "",
@@ -367,7 +367,7 @@ func TestServicesFromElsewhere(t *testing.T) {
 	}
 }
 
-// TestManyFaults has more faults than anybody reads: reading ends, and says so, and errors are
+// TestManyFaults has more faults than a user reads: reading ends, and says so, and errors are
 // shown before warnings.
 func TestManyFaults(t *testing.T) {
 	var text strings.Builder
@@ -395,7 +395,7 @@ func TestManyFaults(t *testing.T) {
 	}
 }
 
-// TestExpansion has aliases that double forty times: it has to end, with a fault.
+// TestExpansion has aliases that double forty times: reading has to end, with a fault.
 func TestExpansion(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("x-0: &a0 {name: eth0}\n")
@@ -426,7 +426,7 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// TestDepth has what would take the parser's stack, were it let.
+// TestDepth has nesting that would exhaust the parser's stack without a limit.
 func TestDepth(t *testing.T) {
 	for _, piece := range []string{"[", "{", "- ", "? ", "!a ", "&a ", "[{a: "} {
 		dir := write(t, map[string]string{"a.yaml": strings.Repeat(piece, 100_000)})

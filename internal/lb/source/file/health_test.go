@@ -11,7 +11,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestHealth reads what a service's own health and the defaults make together.
+// TestHealth reads the health of services, combined from their own settings and the defaults.
 func TestHealth(t *testing.T) {
 	usual := model.Health{Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3, Jitter: 5}
 	with := func(change func(*model.Health)) model.Health {

@@ -120,7 +120,7 @@ func TestCheckHost(t *testing.T) {
 	}
 }
 
-// TestCheckHostAtTC: there the machine may be client and backend, and other XDP programs are no
+// TestCheckHostAtTC: at tc the machine may be client and backend, and other XDP programs are no
 // hindrance.
 func TestCheckHostAtTC(t *testing.T) {
 	const config = `interfaces: [{name: eth0, attach: tc}, {name: eth2, attach: tc}]
@@ -180,7 +180,7 @@ func TestCheckHostInAMesh(t *testing.T) {
 	}
 }
 
-// TestCheckHostOfVeryMany: what is the same of very many backends is said once.
+// TestCheckHostOfVeryMany: a fault that very many backends share is reported once.
 func TestCheckHostOfVeryMany(t *testing.T) {
 	var config strings.Builder
 	config.WriteString("interfaces: [{name: eth0}]\nservices:\n")

@@ -7,7 +7,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/config"
 )
 
-// TestInsteadOfWhatIsNotSupported: whatever is known by name and refused says what to do instead.
+// TestInsteadOfWhatIsNotSupported: the refusal of each unsupported key that is known by name offers an alternative.
 func TestInsteadOfWhatIsNotSupported(t *testing.T) {
 	known := 0
 	var visit func(mapping reflect.Type, path string)

@@ -9,8 +9,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// TestInterfacePatterns: a pattern stands for interfaces of pods, at tc alone; it is compared with no interface that exists, and a backend behind
-// one that it means is behind one that is listed.
+// TestInterfacePatterns: a pattern stands for interfaces of pods, at tc alone. It need not match an existing interface,
+// and an interface that it matches counts as listed for the backends behind it.
 func TestInterfacePatterns(t *testing.T) {
 	for interfaces, want := range map[string]string{
 		`[{name: eth0, attach: tc}, {name: "eth?", attach: tc}]`:                                "",

@@ -10,12 +10,12 @@ import (
 	"github.com/shunt-lb/shunt/internal/value"
 )
 
-// serviceText is a service whose addresses and ports are given, with a small table.
+// serviceText returns the text of a service with these addresses and ports, and a small table.
 func serviceText(name, addresses, ports string) string {
 	return fmt.Sprintf("  - {name: %s, address: %s, port: %s, table_size: 251, backends: [{address: 10.0.0.2}]}\n", name, addresses, ports)
 }
 
-// spanOf is a list of n values that format makes of 0 to n-1.
+// spanOf returns a list of n values that format makes of 0 to n-1.
 func spanOf(n int, format func(int) string) string {
 	values := make([]string, n)
 	for i := range values {
@@ -24,7 +24,7 @@ func spanOf(n int, format func(int) string) string {
 	return "[" + strings.Join(values, ", ") + "]"
 }
 
-// TestRoom has what just fits the maps, and one more of it.
+// TestRoom has as many services or ports as just fit the maps, and one more.
 func TestRoom(t *testing.T) {
 	address := func(net int) func(int) string {
 		return func(i int) string { return fmt.Sprintf("192.%d.%d.%d", net, i/250, i%250+1) }
@@ -62,7 +62,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestRaise: nobody is told to set a limit beyond its maximum.
+// TestRaise: no message asks for a limit beyond its maximum.
 func TestRaise(t *testing.T) {
 	for need, want := range map[uint64]string{
 		65535: "set limits.services to 65535 or more",

@@ -1,12 +1,12 @@
 // Command kube is Kubernetes in one binary, for tests. etcd and the components of Kubernetes are
-// subcommands with the flags that they have by themselves. Two more run several of them:
+// subcommands with their own flags. Two more subcommands run several of them:
 //
 //	kube control-plane [--address ADDRESS] [--node NAME=ADDRESS,ADDRESS …] FOLDER SERVICE-RANGE
 //	kube node --name … --folder …
 //
 // control-plane runs etcd and the control plane, writes FOLDER/admin.kubeconfig, and prints "ready". node
-// runs containerd and a kubelet. Both stop what they run at SIGTERM, SIGINT or the end of their standard
-// input.
+// runs containerd and a kubelet. Both stop their processes at SIGTERM, SIGINT or the end of their
+// standard input.
 package main
 
 import (
@@ -69,7 +69,7 @@ func main() {
 	os.Exit(cli.Run(command))
 }
 
-// own ends the process as a subcommand of our own says.
+// own ends the process after a subcommand of our own, with its error.
 func own(component string, err error) {
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "kube %s: %v\n", component, err)
@@ -78,7 +78,7 @@ func own(component string, err error) {
 	os.Exit(0)
 }
 
-// untilTold ends at a signal, or when the process that started this one has ended.
+// untilTold returns a context that ends at a signal, or when the parent process ends.
 func untilTold() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	go func() {

@@ -1,4 +1,4 @@
-package protect
+package judge
 
 import (
 	"os"
@@ -55,10 +55,10 @@ var ends = []string{"cgroup.kill", "cgroup.freeze", "memory.max"}
 
 // about returns, by operation, the rules that can forbid it: kill has the rules whose cgroup is the file's or above it, and for some files also the
 // rules whose cgroup is below it; move has only the latter.
-func (c controlFile) about(groups *narrows) map[guardGuardOp]uint64 {
+func (c controlFile) about(groups *Scopes) map[string]uint64 {
 	var inside, above uint64
 	for i := range groups {
-		own := groups[i].cgroup()
+		own := groups[i].Cgroup
 		switch {
 		case own == "":
 		case c.cgroup == own || strings.HasPrefix(c.cgroup, own+"/"):
@@ -67,25 +67,25 @@ func (c controlFile) about(groups *narrows) map[guardGuardOp]uint64 {
 			above |= 1 << i
 		}
 	}
-	all := map[guardGuardOp]uint64{guardGuardOpGUARD_KILL: inside}
+	all := map[string]uint64{policy.Kill: inside}
 	if strings.HasSuffix(c.name, ".pressure") && c.name != "cgroup.pressure" {
-		all[guardGuardOpGUARD_KILL] = 0
+		all[policy.Kill] = 0
 	}
 	if slices.Contains(ends, c.name) {
-		all[guardGuardOpGUARD_KILL] |= above
+		all[policy.Kill] |= above
 	}
 	if c.name == "cgroup.procs" {
-		all[guardGuardOpGUARD_MOVE] = above
+		all[policy.Move] = above
 	}
 	return all
 }
 
-// controlAnswers returns the answers about a file of a cgroup: kill stands for writing to it, and move for a move of a process through its cgroup. free
-// are the rules that protect the process: they do not forbid it these operations.
-func (b *book) controlAnswers(about map[guardGuardOp]uint64, free uint64, has standing) (all []Answer) {
+// controlAnswers returns the answers about a file of a cgroup: kill means writing to it, and move means a move of a
+// process through its cgroup. free are the rules that protect the process: they do not forbid it these operations.
+func (b *Book) controlAnswers(about map[string]uint64, free uint64, has Standing) (all []Answer) {
 	for _, word := range []string{policy.Kill, policy.Move} {
-		if rules, is := about[operations[word]]; is {
-			all = append(all, b.answer(operations[word], rules&^free, has))
+		if rules, is := about[word]; is {
+			all = append(all, b.Answer(word, rules&^free, has))
 		}
 	}
 	return all

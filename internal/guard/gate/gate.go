@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"context"
@@ -16,18 +16,19 @@ import (
 
 	"github.com/shunt-lb/shunt/internal/cgroup"
 	"github.com/shunt-lb/shunt/internal/guard/fanotify"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// Gate is protection for kernels without BPF LSM: a program that opens a protected file waits until this process has judged the open.
+// Gate is this protection at work.
 //
 //	open, execute ──► holds, the opener waits ──► a goroutine of its own ──► answer, at the latest after AnswerMax
 //	new names in protected folders ──► names ──► labels and marks, before any later open is judged
 //
 // The protection ends with the process: the kernel then lets all waiting opens go on. The Gate decides by the same policy and the same code as `shunt guard
-// explain --policy`; it reads trust from /proc while the opener waits. The reasons are in docs/design/54-without-lsm.md.
+// explain --policy`; it reads trust from /proc while the opener waits.
 type Gate struct {
-	options      GateOptions
+	options      Options
 	holds, names *fanotify.Group
 	room         chan struct{} // an element for each waiting open
 	ending       chan struct{} // closed when the Gate should end
@@ -38,26 +39,26 @@ type Gate struct {
 
 	ruling atomic.Pointer[ruling]
 	began  time.Time
-	counts [gateCounts]atomic.Uint64
+	counts [countsMax]atomic.Uint64
 	took   atomic.Int64 // nanoseconds of all answers
 
 	// The reader of opens never takes the mutex: the goroutine that has it may itself wait at an open of a protected folder.
-	mutex     sync.Mutex       // of the fields below, and of rulings' objects and labels' marks
-	mounts    map[string]int   // a descriptor of each file system
-	marked    map[inode]string // one of the file's names
-	handles   map[inode]fanotify.Handle
-	byHandle  map[fanotify.Handle]inode // the inverse of handles: of files whose end is reported
-	recording bool                      // a policy is being read
-	recorded  []fresh                   // news since then
+	mutex     sync.Mutex             // of the fields below, and of the files and marks of rulings' readings
+	mounts    map[string]int         // a descriptor of each file system
+	marked    map[judge.Inode]string // one of the file's names
+	handles   map[judge.Inode]fanotify.Handle
+	byHandle  map[fanotify.Handle]judge.Inode // the inverse of handles: of files whose end is reported
+	recording bool                            // a policy is being read
+	recorded  []fresh                         // news since then
 }
 
-// GateOptions are limits, and the folder of the note that such protection runs.
-type GateOptions struct {
-	Folder    string              // of the note, which outlives the process: the agent's folder
-	AnswerMax time.Duration       // after it an open goes on, judged or not; 0: AnswerMax
-	HangMax   time.Duration       // the kernel ends this process if it has not looked for opens for this long; 0: HangMax
-	Tell      func(Attempt) error // called by several goroutines at once
-	// ObjectsMax limits the files that the Gate remembers: a policy with more files is refused, and a new file beyond the limit is counted; 0: ObjectsMax.
+// Options are limits, and the folder of the note that protection by holding opens runs.
+type Options struct {
+	Folder    string                    // of the note, which outlives the process: the agent's folder
+	AnswerMax time.Duration             // after it an open goes on, judged or not; 0: AnswerMax
+	HangMax   time.Duration             // the kernel ends this process if it has not looked for opens for this long; 0: HangMax
+	Tell      func(judge.Attempt) error // called by several goroutines at once
+	// ObjectsMax limits the files that the Gate remembers: a policy with more files is refused, and a new file beyond the limit is counted; 0: policy.FilesMax, as at security hooks.
 	ObjectsMax int
 
 	asked func() // for tests: called before an open is judged
@@ -67,8 +68,6 @@ type GateOptions struct {
 const (
 	AnswerMax = 5 * time.Second
 	HangMax   = 20 * time.Second
-	// ObjectsMax is also the limit of protection by security hooks.
-	ObjectsMax = int(guardGuardConstantGUARD_FILES_MAX)
 )
 
 // waitMax limits the opens that are judged at once, each with two descriptors; more opens wait in the kernel.
@@ -76,25 +75,35 @@ const waitMax = 4096
 
 // Numbers of counts.
 const (
-	gateWaited = iota // answered
-	gateDenied
-	gateAudited // allowed, and reported
-	gateLate    // allowed, because the judgement took too long
-	gateUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
-	gateUnread  // new names that could not be read, or for which there was no room
-	gateCounts
+	countWaited = iota // answered
+	countDenied
+	countAudited // allowed, and reported
+	countLate    // allowed, because the judgement took too long
+	countUnsure  // the mode of the open was unknown, so that all operations were judged that the rules forbid
+	countUnread  // new names that could not be read, or for which there was no room
+	countsMax
 )
 
 // ruling is a policy as opens are judged by it.
 type ruling struct {
 	rules    []policy.Rule
-	book     *book
-	labels   *labeler                        // its maps are of the Gate's mutex
-	programs atomic.Pointer[map[inode]marks] // of executables; a stored map never changes
+	book     *judge.Book
+	reading  *judge.Reading                              // the Gate's mutex guards its maps
+	programs atomic.Pointer[map[judge.Inode]judge.Marks] // of executables; a stored map never changes
 }
 
-// StartGate makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
-func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
+// Refusal is the reason why this kernel cannot make opens wait.
+type Refusal struct {
+	Reason string // the kernel's
+	err    error
+}
+
+func (r *Refusal) Error() string { return r.Reason + ". Use a kernel with BPF LSM" }
+
+func (r *Refusal) Unwrap() error { return r.err }
+
+// Start makes opens of the policy's files wait, and judges them until Close. The error has a *Refusal if the kernel cannot make opens wait.
+func Start(p policy.Policy, o Options) (g *Gate, err error) {
 	if o.AnswerMax == 0 {
 		o.AnswerMax = AnswerMax
 	}
@@ -102,18 +111,18 @@ func StartGate(p policy.Policy, o GateOptions) (g *Gate, err error) {
 		o.HangMax = HangMax
 	}
 	if o.ObjectsMax == 0 {
-		o.ObjectsMax = ObjectsMax
+		o.ObjectsMax = policy.FilesMax
 	}
-	if err := firstNamespaces("/proc/self/ns"); err != nil {
+	if err := judge.SeesProcesses(); err != nil {
 		return nil, err
 	}
-	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[inode]string{}, handles: map[inode]fanotify.Handle{}, byHandle: map[fanotify.Handle]inode{},
+	g = &Gate{options: o, began: time.Now(), mounts: map[string]int{}, marked: map[judge.Inode]string{}, handles: map[judge.Inode]fanotify.Handle{}, byHandle: map[fanotify.Handle]judge.Inode{},
 		room: make(chan struct{}, waitMax), ending: make(chan struct{}), ended: make(chan struct{}), learned: make(chan struct{}), failed: make(chan error, 1)}
 	if g.holds, err = fanotify.Hold(); err != nil {
-		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", err}
+		return nil, &Refusal{err.Error(), err}
 	}
 	if g.names, err = fanotify.Names(unix.FAN_UNLIMITED_QUEUE); err != nil {
-		return nil, &Refusal{err.Error(), "Use a kernel with BPF LSM", errors.Join(err, g.holds.Close())}
+		return nil, &Refusal{err.Error(), errors.Join(err, g.holds.Close())}
 	}
 	if g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, errors.Join(fmt.Errorf("wait for opens of protected files: %w", err), g.holds.Close(), g.names.Close())
@@ -138,12 +147,12 @@ func CanHold() error {
 // Apply switches to another policy in one step. If it fails, opens are judged by the policy before.
 func (g *Gate) Apply(p policy.Policy) error {
 	var next *ruling
-	for range replacedTries {
+	for range judge.RereadMax {
 		var err error
 		if next, err = g.prepare(p); err != nil {
 			return err
 		}
-		if !next.labels.isReplaced() {
+		if !next.reading.IsReplaced() {
 			break
 		}
 	}
@@ -157,7 +166,7 @@ func (g *Gate) Apply(p policy.Policy) error {
 	g.recorded = nil
 	err := g.learn()
 	for at, path := range g.marked { // of the policy before
-		if _, is := next.labels.marks[at]; is {
+		if _, is := next.reading.Marks[at]; is {
 			continue
 		}
 		delete(g.marked, at)
@@ -175,7 +184,7 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	g.mutex.Unlock()
 	var unmarked error
 	// Events of new names begin before a folder is read, so that no name is missed.
-	l, b, err := onPaper(p, func(path string, d fs.DirEntry, _ uint64) {
+	l, b, err := judge.Read(p, func(path string, d fs.DirEntry) {
 		if d.IsDir() && unmarked == nil {
 			unmarked = g.watch(path)
 		}
@@ -185,14 +194,14 @@ func (g *Gate) prepare(p policy.Policy) (*ruling, error) {
 	}
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	r := &ruling{rules: p.Enforced(), book: b, labels: l}
-	if err == nil && len(l.objects) > g.options.ObjectsMax {
-		err = fmt.Errorf("protect files: the policy covers %d files, and shunt can protect at most %d; name fewer or smaller folders", len(l.objects), g.options.ObjectsMax)
+	r := &ruling{rules: p.Enforced(), book: b, reading: l}
+	if err == nil && len(l.Files) > g.options.ObjectsMax {
+		err = fmt.Errorf("protect files: the policy covers %d files, and shunt can protect at most %d; name fewer or smaller folders", len(l.Files), g.options.ObjectsMax)
 	}
 	if err == nil {
-		programs := map[inode]marks{}
-		for at, m := range l.marks {
-			if m.trusts|m.guards|m.interprets != 0 {
+		programs := map[judge.Inode]judge.Marks{}
+		for at, m := range l.Marks {
+			if m.Trusts|m.Guards|m.Interprets != 0 {
 				programs[at] = m
 			}
 		}
@@ -241,13 +250,13 @@ func (g *Gate) mount(of fanotify.Handle, folder string) error {
 
 // markAll makes opens of a ruling's files wait.
 func (g *Gate) markAll(r *ruling) error {
-	for path, at := range r.labels.paths {
+	for path, at := range r.reading.Executables {
 		if _, err := g.mark(r, at, path); err != nil {
 			return err
 		}
 	}
-	for at, o := range r.labels.objects {
-		if _, err := g.mark(r, at, o.name); err != nil {
+	for at, o := range r.reading.Files {
+		if _, err := g.mark(r, at, o.Name); err != nil {
 			return err
 		}
 	}
@@ -256,15 +265,15 @@ func (g *Gate) markAll(r *ruling) error {
 
 // mark makes opens of one file wait, if a rule forbids any; waits reports whether they do. The mark of a folder also covers the files in it, so that opens of
 // new files wait.
-func (g *Gate) mark(r *ruling, at inode, path string) (waits bool, err error) {
-	mask := r.mask(r.labels.marks[at])
+func (g *Gate) mark(r *ruling, at judge.Inode, path string) (waits bool, err error) {
+	mask := r.mask(r.reading.Marks[at])
 	if mask == 0 {
 		return false, nil
 	}
 	before, had := g.handles[at]
 	g.follow(at, path) // before Lstat: the end of a file after it is reported
 	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil || at != (inode{stat.Dev, stat.Ino}) { // it was deleted or moved meanwhile: names reports its new name
+	if err := unix.Lstat(path, &stat); err != nil || at != judge.InodeOf(stat) { // it was deleted or moved meanwhile: names reports its new name
 		if after := g.handles[at]; after != before {
 			delete(g.byHandle, after)
 			if delete(g.handles, at); had {
@@ -277,7 +286,7 @@ func (g *Gate) mark(r *ruling, at inode, path string) (waits bool, err error) {
 	case unix.S_IFREG:
 	case unix.S_IFDIR:
 		mask |= unix.FAN_EVENT_ON_CHILD
-		if r.forbids(policy.Read)&r.labels.marks[at].rules != 0 {
+		if r.book.Forbids(policy.Read)&r.reading.Marks[at].Rules != 0 {
 			mask |= unix.FAN_ONDIR
 		}
 	default:
@@ -294,34 +303,27 @@ func (g *Gate) mark(r *ruling, at inode, path string) (waits bool, err error) {
 const allMarks = unix.FAN_OPEN_PERM | unix.FAN_OPEN_EXEC_PERM | unix.FAN_EVENT_ON_CHILD | unix.FAN_ONDIR
 
 // unmark ends the wait for opens of a file. A file that has moved stays marked, which is harmless: its opens are under no rule.
-func (g *Gate) unmark(at inode, path string) {
+func (g *Gate) unmark(at judge.Inode, path string) {
 	var stat unix.Stat_t
-	if unix.Lstat(path, &stat) == nil && at == (inode{stat.Dev, stat.Ino}) {
+	if unix.Lstat(path, &stat) == nil && at == judge.InodeOf(stat) {
 		// The marks may be gone already.
 		_ = g.holds.Mark(unix.FAN_MARK_REMOVE, allMarks, path)
 		_ = g.names.Mark(unix.FAN_MARK_REMOVE, newNamesMask|goneMask, path)
 	}
 }
 
-// forbids returns the rules that forbid an operation.
-func (r *ruling) forbids(operation string) uint64 { return r.forbidsOp(operations[operation]) }
-
-func (r *ruling) forbidsOp(op guardGuardOp) uint64 {
-	return r.book.masks[op].Denied | r.book.masks[op].Audited
-}
-
 // mask returns the events that wait for a file with these marks.
-func (r *ruling) mask(m marks) (mask uint64) {
-	if m.rules&(r.forbids(policy.Write)|r.forbids(policy.Read)) != 0 || m.trusts&r.forbidsOp(guardGuardOpGUARD_PROGRAM) != 0 {
+func (r *ruling) mask(m judge.Marks) (mask uint64) {
+	if m.Rules&(r.book.Forbids(policy.Write)|r.book.Forbids(policy.Read)) != 0 || m.Trusts&r.book.Forbids(judge.WriteProgram) != 0 {
 		mask |= unix.FAN_OPEN_PERM
 	}
-	if m.rules&r.forbids(policy.Exec) != 0 {
+	if m.Rules&r.book.Forbids(policy.Exec) != 0 {
 		mask |= unix.FAN_OPEN_EXEC_PERM
 	}
 	return mask
 }
 
-// pollTime is how long the reader waits for opens before it looks at the time.
+// pollTime is the time that the reader waits for opens before it looks at the time.
 const pollTime = time.Second
 
 // Wait returns when ctx ends, or with the error that stopped the Gate. The caller then calls Close.
@@ -348,7 +350,7 @@ func (g *Gate) fail(err error) {
 func (g *Gate) read() {
 	defer close(g.ended)
 	runtime.LockOSThread() // never unlocked: the thread ends with its priority
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), gatePriority)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), readerPriority)
 	dog, err := newWatchdog()
 	if err != nil {
 		g.fail(err)
@@ -394,8 +396,8 @@ func (g *Gate) turn(dog *watchdog, judging *sync.WaitGroup) error {
 	})
 }
 
-// gatePriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
-const gatePriority = -15
+// readerPriority is the priority of the thread that reads opens (nice(2)), because other programs wait for it.
+const readerPriority = -15
 
 // isOwn reports whether a thread belongs to this process.
 func isOwn(tid int) bool {
@@ -411,7 +413,7 @@ func (g *Gate) hold(e fanotify.Event) {
 	if err != nil {
 		<-g.room
 		_, answered := g.holds.Answer(e, false)
-		g.counts[gateLate].Add(1)
+		g.counts[countLate].Add(1)
 		g.fail(answered)
 		return
 	}
@@ -420,7 +422,7 @@ func (g *Gate) hold(e fanotify.Event) {
 		once.Do(func() {
 			var err error
 			waited, err = g.holds.Answer(e, deny)
-			g.counts[gateWaited].Add(1)
+			g.counts[countWaited].Add(1)
 			g.took.Add(time.Since(began).Nanoseconds())
 			g.fail(err)
 			<-g.room
@@ -429,7 +431,7 @@ func (g *Gate) hold(e fanotify.Event) {
 	}
 	late := time.AfterFunc(g.options.AnswerMax, func() {
 		if answer(false) {
-			g.counts[gateLate].Add(1)
+			g.counts[countLate].Add(1)
 		}
 	})
 	if g.options.asked != nil {
@@ -443,74 +445,75 @@ func (g *Gate) hold(e fanotify.Event) {
 		return
 	}
 	for _, a := range attempts {
-		g.counts[map[bool]int{true: gateDenied, false: gateAudited}[a.Denied]].Add(1)
+		g.counts[map[bool]int{true: countDenied, false: countAudited}[a.Denied]].Add(1)
 		g.fail(g.options.Tell(a))
 	}
 }
 
 // judge reports whether rules forbid an open.
-func (g *Gate) judge(e fanotify.Event, file int) (attempts []Attempt, deny bool, err error) {
+func (g *Gate) judge(e fanotify.Event, file int) (attempts []judge.Attempt, deny bool, err error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(file, &stat); err != nil {
 		return nil, false, nil //nolint:nilerr // a file that cannot be identified is under no rule
 	}
-	r, label, name, err := g.look(inode{stat.Dev, stat.Ino})
-	if err != nil || label == (marks{}) {
+	r, label, name, err := g.look(judge.InodeOf(stat))
+	if err != nil || label == (judge.Marks{}) {
 		return nil, false, err
 	}
-	ops, unsure := r.asks(e, label)
+	operations, unsure := r.asks(e, label)
 	if unsure {
-		g.counts[gateUnsure].Add(1)
+		g.counts[countUnsure].Add(1)
 	}
-	if len(ops) == 0 {
+	if len(operations) == 0 {
 		return nil, false, nil
 	}
 	has := r.standing(e.PID)
-	for _, op := range ops {
-		about := label.rules
-		if op == guardGuardOpGUARD_PROGRAM {
-			about = label.trusts
+	for _, operation := range operations {
+		about := label.Rules
+		if operation == judge.WriteProgram {
+			about = label.Trusts
 		}
-		switch a := r.book.answer(op, about, has); a.Verdict {
-		case Denied, Audited:
+		switch a := r.book.Answer(operation, about, has); a.Verdict {
+		case judge.Denied, judge.Audited:
 			attempts = append(attempts, r.attempt(a, e.PID, name, file))
-			deny = deny || a.Verdict == Denied
+			deny = deny || a.Verdict == judge.Denied
 		}
 	}
 	return attempts, deny, nil
 }
 
 // look returns the ruling in force, and its label and name of a file.
-func (g *Gate) look(at inode) (r *ruling, label marks, name string, err error) {
+func (g *Gate) look(at judge.Inode) (r *ruling, label judge.Marks, name string, err error) {
 	return g.lookIn(nil, at)
 }
 
 // lookIn is look in a ruling; nil: the ruling in force.
-func (g *Gate) lookIn(of *ruling, at inode) (r *ruling, label marks, name string, err error) {
+func (g *Gate) lookIn(of *ruling, at judge.Inode) (r *ruling, label judge.Marks, name string, err error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	if err := g.learn(); err != nil {
-		return nil, marks{}, "", err
+		return nil, judge.Marks{}, "", err
 	}
 	if r = of; r == nil {
 		r = g.ruling.Load()
 	}
 	if r == nil {
-		return nil, marks{}, "", nil // the first policy is being loaded
+		return nil, judge.Marks{}, "", nil // the first policy is being loaded
 	}
-	return r, r.labels.marks[at], r.labels.objects[at].name, nil
+	return r, r.reading.Marks[at], r.reading.Files[at].Name, nil
 }
 
-// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not known for sure, these are all that a rule forbids.
-func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure bool) {
-	add := func(op guardGuardOp, rules uint64) {
-		if rules&r.forbidsOp(op) != 0 {
-			ops = append(ops, op)
+// asks returns the operations of an open that a rule forbids for the file. If the mode of the open is not certain,
+// these are all operations that a rule forbids.
+func (r *ruling) asks(e fanotify.Event, label judge.Marks) (operations []string, unsure bool) {
+	add := func(operation string, rules uint64) {
+		if rules&r.book.Forbids(operation) != 0 {
+			operations = append(operations, operation)
 		}
 	}
 	if e.Mask&unix.FAN_OPEN_EXEC_PERM != 0 {
-		add(guardGuardOpGUARD_EXEC, label.rules)
-		return ops, false
+		add(policy.Exec, label.Rules)
+		return operations, false
 	}
 	mode := fanotify.ModeOf(e.PID, AnswerMax/2) // a slow machine is no reason to refuse
 	if !mode.IsSure {
@@ -520,18 +523,18 @@ func (r *ruling) asks(e fanotify.Event, label marks) (ops []guardGuardOp, unsure
 		mode.Writes = false
 	}
 	if mode.Writes {
-		add(guardGuardOpGUARD_WRITE, label.rules)
-		add(guardGuardOpGUARD_PROGRAM, label.trusts)
+		add(policy.Write, label.Rules)
+		add(judge.WriteProgram, label.Trusts)
 	}
 	if mode.Reads {
-		add(guardGuardOpGUARD_READ, label.rules)
+		add(policy.Read, label.Rules)
 	}
-	return ops, !mode.IsSure && len(ops) > 0
+	return operations, !mode.IsSure && len(operations) > 0
 }
 
 // attempt describes a refusal, or an audited open.
-func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
-	told := Attempt{Time: time.Now(), Denied: a.Verdict == Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
+func (r *ruling) attempt(a judge.Answer, tid int, path string, file int) judge.Attempt {
+	told := judge.Attempt{Time: time.Now(), Denied: a.Verdict == judge.Denied, Operation: a.Operation, Path: path, Rules: a.Rules, PID: uint32(fanotify.ProcessOf(tid)), Program: "the kernel"}
 	if path == "" {
 		told.Path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file)) // a trusted program, which is no protected object
 	}
@@ -545,7 +548,7 @@ func (r *ruling) attempt(a Answer, tid int, path string, file int) Attempt {
 	if unix.Stat(fmt.Sprintf("/proc/%d/ns/mnt", tid), &space) == nil {
 		told.MountNS = uint32(space.Ino)
 	}
-	if path, err := cgroupOf(tid); err == nil {
+	if path, err := judge.CgroupOf(tid); err == nil {
 		told.CgroupID, _ = cgroup.ID(cgroup.Root() + path) // 0 if cgroup v2 is not mounted
 	}
 	for _, rule := range r.rules {

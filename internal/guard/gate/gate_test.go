@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"bufio"
@@ -18,18 +18,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 	"github.com/shunt-lb/shunt/internal/guard/policy"
+	"github.com/shunt-lb/shunt/internal/guard/trial"
 )
+
+// bench is a trial.Bench where opens wait.
+type bench struct {
+	*trial.Bench
+	t *testing.T
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	return &bench{trial.NewBench(t), t}
+}
 
 // keeper is another process with a Gate. A process whose own children's opens wait must not start programs: in Go no other goroutine may run from the
 // fork to the exec.
 type keeper struct {
-	*helper
+	*trial.Helper
 	b      *bench
 	folder string
 }
 
-// ward tells a keeper what to protect, and how.
+// ward has the keeper's policy, limits and faults.
 type ward struct {
 	Policy             policy.Policy
 	AnswerMax, HangMax time.Duration
@@ -43,12 +56,12 @@ func (b *bench) gate(w ward) *keeper {
 	k := &keeper{b: b, folder: b.t.TempDir()}
 	k.write(w)
 	var err error
-	if k.helper, err = begin("/proc/self/exe", "gate", k.folder); err != nil {
+	if k.Helper, err = trial.Begin("/proc/self/exe", "gate", k.folder); err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() {
-		if k.helper != nil {
-			if err := k.end(); err != nil {
+		if k.Helper != nil {
+			if err := k.End(); err != nil {
 				b.t.Error(err)
 			}
 		}
@@ -70,10 +83,10 @@ func (k *keeper) write(w ward) {
 // ask has it do something, and returns its answer.
 func (k *keeper) ask(word string) string {
 	k.b.t.Helper()
-	_, err := k.in.WriteString(word + "\n")
+	_, err := k.In.WriteString(word + "\n")
 	line := ""
 	if err == nil {
-		line, err = k.out.ReadString('\n')
+		line, err = k.Out.ReadString('\n')
 	}
 	if err != nil {
 		k.b.t.Fatal(word, ": ", err)
@@ -81,7 +94,7 @@ func (k *keeper) ask(word string) string {
 	return strings.TrimSpace(line)
 }
 
-func (k *keeper) status() (s GateStatus) {
+func (k *keeper) status() (s Status) {
 	k.b.t.Helper()
 	if err := json.Unmarshal([]byte(k.ask("status")), &s); err != nil {
 		k.b.t.Fatal(err)
@@ -89,7 +102,7 @@ func (k *keeper) status() (s GateStatus) {
 	return s
 }
 
-func (k *keeper) explain(path string, pid int) (e *Explanation) {
+func (k *keeper) explain(path string, pid int) (e *judge.Explanation) {
 	k.b.t.Helper()
 	asked, err := json.Marshal(map[string]any{"Path": path, "PID": pid})
 	if err == nil {
@@ -101,8 +114,8 @@ func (k *keeper) explain(path string, pid int) (e *Explanation) {
 	return e
 }
 
-// told are the attempts since it was last asked.
-func (k *keeper) told() (all []Attempt) {
+// told are the attempts since the last question.
+func (k *keeper) told() (all []judge.Attempt) {
 	k.b.t.Helper()
 	if err := json.Unmarshal([]byte(k.ask("told")), &all); err != nil {
 		k.b.t.Fatal(err)
@@ -127,11 +140,11 @@ func keep(in *bufio.Reader, folder string) {
 		return w
 	}
 	var mu sync.Mutex
-	all := []Attempt{}
+	all := []judge.Attempt{}
 	w := read()
 	// A busy or emulated machine is to let no open pass that a test expects to be refused.
 	w.AnswerMax, w.HangMax = cmp.Or(w.AnswerMax, time.Minute), cmp.Or(w.HangMax, 10*time.Minute)
-	o := GateOptions{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a Attempt) error {
+	o := Options{Folder: folder, ObjectsMax: w.ObjectsMax, AnswerMax: w.AnswerMax, HangMax: w.HangMax, Tell: func(a judge.Attempt) error {
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, a)
@@ -140,7 +153,7 @@ func keep(in *bufio.Reader, folder string) {
 	if w.Stuck {
 		o.asked = func() { select {} }
 	}
-	g, err := StartGate(w.Policy, o)
+	g, err := Start(w.Policy, o)
 	quit(err)
 	fmt.Println("ready")
 	for {
@@ -170,7 +183,7 @@ func keep(in *bufio.Reader, folder string) {
 		case "told":
 			mu.Lock()
 			answer = all
-			all = []Attempt{}
+			all = []judge.Attempt{}
 			mu.Unlock()
 		}
 		quit(json.NewEncoder(os.Stdout).Encode(answer))
@@ -183,26 +196,10 @@ func keep(in *bufio.Reader, folder string) {
 	}
 }
 
-// byOpens are the rows of the matrix and of reads that are denied where opens wait and no hook is asked.
-var byOpens = map[string]bool{
-	"open-write": true, "open-append": true, "open-read-write": true, "open-read-only-truncating": true, "io_uring-open-write": true,
-	"io_uring-poller-open-write": true, "symbolic-link": true, "hard-link-from-before": true, "reopen-by-proc": true, "bind-mount": true,
-	"bind-mount-of-folder-above": true, "chroot": true, "open_tree-clone": true, "open_by_handle_at": true, createRow: true, "write-the-program": true,
-
-	"read": true, "read-below": true, "read-to-write": true, "list-folder": true, "io_uring-open-read": true, "map-to-read": true,
-	"read-symbolic-link": true, "read-hard-link-from-before": true, "read-new-hard-link": true, "read-after-rename": true,
-	"read-after-rename-of-folder": true, "read-bind-mount-in-another-namespace": true, "read-bind-mount-of-folder-above": true, "read-chroot": true,
-	"read-open_tree-clone": true, "read-open_by_handle_at": true, "read-by-root-of-a-process": true, "read-reopened-by-proc": true,
-	lowerRow: true,
-}
-
-// lowerRow passes on Linux 6.1, where an overlay opens the file of its layer without an event; on 6.12 and 6.18 it is denied.
-const lowerRow = "read-lower-layer-of-overlay"
-
 // isByOpens reports whether opens that wait deny a row on this kernel.
 func isByOpens(t *testing.T, row string) bool {
-	if row != lowerRow {
-		return byOpens[row]
+	if row != trial.LowerRow {
+		return trial.ByOpens[row]
 	}
 	var name unix.Utsname
 	var major, minor int
@@ -215,36 +212,33 @@ func isByOpens(t *testing.T, row string) bool {
 	return major > 6 || major == 6 && minor >= 12
 }
 
-// createRow is refused as a write, when the file is there already: it stays, empty.
-const createRow = "create"
-
-// TestGateMatrix tries the matrix, and the reads, where opens wait. The rows of byOpens are denied, and no others.
+// TestGateMatrix tries the matrix, and the reads, where opens wait. The rows of trial.ByOpens are denied, and no others.
 func TestGateMatrix(t *testing.T) {
-	for name, rows := range map[string][]row{"matrix": matrix, "reads": reads} {
+	for name, rows := range map[string][]trial.Row{"matrix": trial.Matrix, "reads": trial.Reads} {
 		t.Run(name, func(t *testing.T) {
-			b := newDisk(t)
-			rule := policy.Rule{Name: name, Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}
+			b := newBench(t)
+			rule := policy.Rule{Name: name, Deny: policy.Operations, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}
 			if name == "reads" {
 				rule.Deny = []string{policy.Read}
 			}
-			var tries []*try
+			var tries []*trial.Try
 			for i := range rows {
-				for _, a := range actors {
-					one := b.prepare(&rows[i], a)
+				for _, a := range trial.Actors {
+					one := b.Prepare(&rows[i], a)
 					tries = append(tries, one)
-					if !a.isFree {
-						rule.Paths = append(rule.Paths, filepath.Join(one.dir, "prot"))
+					if !a.IsFree {
+						rule.Paths = append(rule.Paths, filepath.Join(one.Dir, "prot"))
 						if name == "matrix" {
-							rule.Trust.Programs = append(rule.Trust.Programs, policy.Program{Path: filepath.Join(one.dir, "out", "program")})
+							rule.Trust.Programs = append(rule.Trust.Programs, policy.Program{Path: filepath.Join(one.Dir, "out", "program")})
 						}
 					}
 				}
 			}
 			k := b.gate(ward{Policy: policy.Policy{Rules: []policy.Rule{rule}}})
-			b.evict()
+			b.Evict()
 			for _, one := range tries {
-				one.was = snapshot(one.dir)
-				t.Run(one.row.name+"/"+one.actor.name, func(t *testing.T) { b.judgeOpen(t, one, k, name == "matrix") })
+				one.Was = trial.Snapshot(one.Dir)
+				t.Run(one.Row.Name+"/"+one.Actor.Name, func(t *testing.T) { b.judgeOpen(t, one, k, name == "matrix") })
 			}
 			if s := k.status(); s.Late+s.Unread > 0 || s.Audited > 0 {
 				t.Errorf("%+v", s)
@@ -254,27 +248,27 @@ func TestGateMatrix(t *testing.T) {
 }
 
 // judgeOpen has a try made, and compares the files, unless names may be moved first.
-func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
-	said := b.makeTry(t, one)
-	if one.target != nil {
-		_ = one.target.end() // it may have been killed
+func (b *bench) judgeOpen(t *testing.T, one *trial.Try, k *keeper, compares bool) {
+	said := b.MakeTry(t, one)
+	if one.Target != nil {
+		_ = one.Target.End() // it may have been killed
 	}
 	want := "done"
-	isRefused := one.actor.name == "untrusted" && isByOpens(t, one.row.name)
+	isRefused := one.Actor.Name == "untrusted" && isByOpens(t, one.Row.Name)
 	if isRefused {
 		want = "refused 1 "
 	}
 	if !strings.HasPrefix(said, want) {
 		t.Errorf("%s, want %s", said, want)
 	}
-	if is := snapshot(one.dir); compares && isRefused && is != one.was && one.row.name != createRow {
-		t.Errorf("changed from\n%s\nto\n%s", one.was, is)
+	if is := trial.Snapshot(one.Dir); compares && isRefused && is != one.Was && one.Row.Name != trial.CreateRow {
+		t.Errorf("changed from\n%s\nto\n%s", one.Was, is)
 	}
-	isIt := func(a Attempt) bool {
-		return a.Denied && a.Program == b.program(one.actor) && strings.HasPrefix(a.Path, one.dir+"/")
+	isIt := func(a judge.Attempt) bool {
+		return a.Denied && a.Program == b.Program(one.Actor) && strings.HasPrefix(a.Path, one.Dir+"/")
 	}
 	isTold := slices.ContainsFunc(k.told(), isIt)
-	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is told after the answer
+	for until := time.Now().Add(time.Minute); isRefused && !isTold && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is reported after the answer
 		isTold = slices.ContainsFunc(k.told(), isIt)
 	}
 	if isTold != isRefused {
@@ -285,23 +279,23 @@ func (b *bench) judgeOpen(t *testing.T, one *try, k *keeper, compares bool) {
 // keepOne has a keeper protect one file from being written, and returns the file.
 func (b *bench) keepOne(w ward) (*keeper, string) {
 	b.t.Helper()
-	file := filepath.Join(b.folder("one"), "prot", "f")
-	w.Policy.Rules = []policy.Rule{{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.trusted)}, Mode: policy.Deny}}
+	file := filepath.Join(b.Folder("one"), "prot", "f")
+	w.Policy.Rules = []policy.Rule{{Name: "one", Paths: []string{filepath.Dir(file)}, Deny: []string{policy.Write}, Trust: policy.Trust{Programs: policy.Programs(b.Trusted)}, Mode: policy.Deny}}
 	return b.gate(w), file
 }
 
 // waits expects that a write by a program waits for an answer: it returns the program, which has tried.
-func (b *bench) waits(file string) *helper {
+func (b *bench) waits(file string) *trial.Helper {
 	b.t.Helper()
-	h, err := begin(b.other, "write-path", file)
+	h, err := trial.Begin(b.Other, "write-path", file)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := h.in.WriteString("\n"); err != nil {
+	if _, err := h.In.WriteString("\n"); err != nil {
 		b.t.Fatal(err)
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", h.cmd.Process.Pid))
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", h.Cmd.Process.Pid))
 		for _, task := range tasks {
 			if text, _ := os.ReadFile(task); strings.HasPrefix(string(text), "fanotify") {
 				return h
@@ -313,38 +307,38 @@ func (b *bench) waits(file string) *helper {
 	}
 }
 
-// said has the program say how a write went that was tried before.
-func (b *bench) said(h *helper) string {
+// said returns the program's report about the write that it tried before.
+func (b *bench) said(h *trial.Helper) string {
 	b.t.Helper()
-	line, err := h.out.ReadString('\n')
-	if err = errors.Join(err, h.end()); err != nil {
+	line, err := h.Out.ReadString('\n')
+	if err = errors.Join(err, h.End()); err != nil {
 		b.t.Fatal(err)
 	}
 	return strings.TrimSpace(line)
 }
 
-// An open that waits goes on when the agent is killed, and the status tells when that was.
+// An open that waits goes on when the agent is killed, and the status has the time of that.
 func TestGateThatIsKilled(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{Stuck: true, AnswerMax: time.Hour, HangMax: time.Hour})
 	h := b.waits(file)
 	began := time.Now()
-	_ = k.cmd.Process.Kill()
+	_ = k.Cmd.Process.Kill()
 	if said := b.said(h); said != "done" {
 		t.Errorf("after the agent was killed: %s", said)
 	}
-	_ = k.end() // it was killed
-	k.helper = nil
-	s, err := LookGate(k.folder)
+	_ = k.End() // it was killed
+	k.Helper = nil
+	s, err := Look(k.folder)
 	if err != nil || s == nil || !s.Killed || s.Ended.After(time.Now()) || began.Sub(s.Ended) > time.Minute || s.Rules[0].Name != "one" {
 		t.Errorf("%+v %v", s, err)
 	}
-	b.expect(false, b.other, "write-path", file, "that is protected no more")
+	b.Expect(false, b.Other, "write-path", file, "that is protected no more")
 	half := noteIn(k.folder) + ".new" // as an agent leaves it that is killed while it writes
 	if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if was, err := ForgetGate(k.folder); err != nil || !was {
+	if was, err := Forget(k.folder); err != nil || !was {
 		t.Errorf("forget the note: %t, %v", was, err)
 	}
 	for _, path := range []string{half, noteIn(k.folder)} {
@@ -356,25 +350,25 @@ func TestGateThatIsKilled(t *testing.T) {
 
 // An agent whose judge hangs answers in time, and counts that.
 func TestGateAnswersInTime(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{Stuck: true, AnswerMax: time.Second})
-	b.expect(false, b.other, "write-path", file, "whose judge hangs")
+	b.Expect(false, b.Other, "write-path", file, "whose judge hangs")
 	for until := time.Now().Add(time.Minute); k.status().Late < 1 && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is counted after the answer
 	}
 	if s := k.status(); s.Late != 1 || s.Denied != 0 {
 		t.Errorf("%+v", s)
 	}
-	_ = k.cmd.Process.Kill() // its end waits for the judge
-	_ = k.end()
-	k.helper = nil
+	_ = k.Cmd.Process.Kill() // its end waits for the judge
+	_ = k.End()
+	k.Helper = nil
 }
 
-// An agent that is stopped is ended by the kernel, and the open that waited goes on.
+// The kernel ends an agent that is stopped, and the open that waited goes on.
 func TestGateThatHangs(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, file := b.keepOne(ward{HangMax: 2 * time.Second})
-	b.expect(true, b.other, "write-path", file, "while the agent is well")
-	if err := k.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+	b.Expect(true, b.Other, "write-path", file, "while the agent is well")
+	if err := k.Cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	h := b.waits(file)
@@ -382,31 +376,32 @@ func TestGateThatHangs(t *testing.T) {
 		t.Errorf("after the agent hung: %s", said)
 	}
 	var exit *exec.ExitError
-	if err := k.end(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+	if err := k.End(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
 		t.Errorf("the agent: %v", err)
 	}
-	k.helper = nil
+	k.Helper = nil
 }
 
-// Another policy is in force at once, for what it is about and for what it is no longer about; one with a fault changes nothing.
+// Another policy is in force at once, both for its own files and for files that it does not name any more; one with a
+// fault changes nothing.
 func TestGateReloads(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	k, first := b.keepOne(ward{})
-	second := filepath.Join(b.folder("two"), "prot", "f")
+	second := filepath.Join(b.Folder("two"), "prot", "f")
 	rule := policy.Rule{Name: "two", Paths: []string{filepath.Dir(second)}, Deny: []string{policy.Write}, Mode: policy.Deny}
-	b.expect(true, b.other, "write-path", first, "of the first policy")
-	b.expect(false, b.trusted, "write-path", first, "of the first policy, by a trusted program")
+	b.Expect(true, b.Other, "write-path", first, "of the first policy")
+	b.Expect(false, b.Trusted, "write-path", first, "of the first policy, by a trusted program")
 	k.write(ward{Policy: policy.Policy{Rules: []policy.Rule{{Name: "none", Paths: []string{second + "-none"}, Deny: []string{policy.Write}, Mode: policy.Deny}}}})
 	if answer := k.ask("reload"); !strings.Contains(answer, "does not exist") {
 		t.Errorf("a policy with a fault: %s", answer)
 	}
-	b.expect(true, b.other, "write-path", first, "after a policy with a fault")
+	b.Expect(true, b.Other, "write-path", first, "after a policy with a fault")
 	k.write(ward{Policy: policy.Policy{Rules: []policy.Rule{rule}}})
 	if answer := k.ask("reload"); answer != `"done"` {
 		t.Fatal(answer)
 	}
-	b.expect(false, b.other, "write-path", first, "of the first policy, under the second")
-	b.expect(true, b.other, "write-path", second, "of the second policy")
+	b.Expect(false, b.Other, "write-path", first, "of the first policy, under the second")
+	b.Expect(true, b.Other, "write-path", second, "of the second policy")
 	for until := time.Now().Add(time.Minute); k.status().Denied < 3 && time.Now().Before(until); time.Sleep(time.Millisecond) { // it is counted after the answer
 	}
 	if s := k.status(); s.Denied != 3 || len(s.Rules) != 1 || s.Rules[0].Name != "two" {
@@ -414,13 +409,14 @@ func TestGateReloads(t *testing.T) {
 	}
 }
 
-// Files and folders that are new in a protected folder are protected, also the ones that come with a folder that is moved there, and by other names.
+// New files and folders in a protected folder are protected, also the ones that come with a folder that is moved there,
+// and by other names.
 func TestGateFollowsNewFiles(t *testing.T) {
-	b := newDisk(t)
+	b := newBench(t)
 	_, file := b.keepOne(ward{})
 	folder := filepath.Dir(file)
 	made := filepath.Join(folder, "new", "deeper")
-	moved := filepath.Join(b.root, "moved")
+	moved := filepath.Join(b.Root, "moved")
 	if err := errors.Join(os.MkdirAll(made, 0o755), os.MkdirAll(filepath.Join(moved, "in"), 0o755), os.WriteFile(filepath.Join(moved, "in", "f"), []byte("x"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -429,28 +425,28 @@ func TestGateFollowsNewFiles(t *testing.T) {
 	}
 	// A file is made by a trusted program, for an open by another one to follow.
 	for _, path := range []string{filepath.Join(folder, "g2"), filepath.Join(made, "f")} {
-		h, err := begin(b.trusted, "make-path", path)
+		h, err := trial.Begin(b.Trusted, "make-path", path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said, err := h.attempt(); said != "done" || err != nil {
+		if said, err := h.Attempt(); said != "done" || err != nil {
 			t.Fatal(said, err)
 		}
-		b.expect(true, b.other, "write-path", path, "that is new")
+		b.Expect(true, b.Other, "write-path", path, "that is new")
 	}
-	b.expect(true, b.other, "write-path", filepath.Join(folder, "moved", "in", "f"), "that came with a folder")
-	link := filepath.Join(b.root, "link")
+	b.Expect(true, b.Other, "write-path", filepath.Join(folder, "moved", "in", "f"), "that came with a folder")
+	link := filepath.Join(b.Root, "link")
 	if err := os.Link(filepath.Join(folder, "g2"), link); err != nil {
 		t.Fatal(err)
 	}
-	b.expect(true, b.other, "write-path", link, "by a name outside")
+	b.Expect(true, b.Other, "write-path", link, "by a name outside")
 }
 
-// TestGateFamily tries who is trusted, as TestFamily does at security hooks. The same are, but for scripts.
+// TestGateFamily tries which programs are trusted, as TestFamily does at security hooks. The same are, but for scripts.
 func TestGateFamily(t *testing.T) {
-	b := newDisk(t)
-	f := b.newFamily()
-	f.isByProc = true
-	b.gate(ward{Policy: policy.Policy{Rules: f.rules()}})
-	f.test(t)
+	b := newBench(t)
+	f := b.NewFamily()
+	f.IsByProc = true
+	b.gate(ward{Policy: policy.Policy{Rules: f.Rules()}})
+	f.Test(t)
 }

@@ -1,4 +1,4 @@
-package protect
+package trial
 
 import (
 	"errors"
@@ -14,70 +14,62 @@ import (
 	"github.com/shunt-lb/shunt/internal/guard/policy"
 )
 
-// family is the example of a well-known product's manual, two tables: /test trusts the programs in /test/bin,
+// Family is the example of a well-known product's manual, two tables: /test trusts the programs in /test/bin,
 // and /test/bin trusts nobody. Beside it is a second business, whose programs' children are not trusted.
 //
-//	test/data, test/bin/app      app is trusted, with what it starts
+//	test/data, test/bin/app      app is trusted, with the programs that it starts
 //	lone/data, lone/bin/app      app is trusted alone
 //	job, job2                    scripts: job executes job2, which writes to a file
 //	out/sh                       an interpreter that the first business may start as itself
-type family struct {
-	b *bench
-	// trust is by /proc, which has the interpreter of a script and not that it was executed as a program
-	isByProc bool
+type Family struct {
+	// IsByProc says that trust is by /proc, which has the interpreter of a script and not that it was executed as a program.
+	IsByProc bool
+
+	b *Bench
 }
 
-func (f *family) path(name string) string { return filepath.Join(f.b.root, "family", name) }
+// Path returns the path of one of its files.
+func (f *Family) Path(name string) string { return filepath.Join(f.b.Root, "family", name) }
 
-// newFamily makes the files of it.
-func (b *bench) newFamily() *family {
+// NewFamily makes the family's files.
+func (b *Bench) NewFamily() *Family {
 	b.t.Helper()
-	f := &family{b: b}
+	f := &Family{b: b}
 	for _, folder := range []string{"test/bin", "lone/bin", "out"} {
-		if err := os.MkdirAll(f.path(folder), 0o755); err != nil {
+		if err := os.MkdirAll(f.Path(folder), 0o755); err != nil {
 			b.t.Fatal(err)
 		}
 	}
 	script := "#!/bin/sh\n"
 	if err := errors.Join(
-		os.WriteFile(f.path("job"), []byte(script+"exec "+f.path("job2")+" \"$1\"\n"), 0o755),
-		os.WriteFile(f.path("job2"), []byte(script+"echo "+changed+" > \"$1\"\n"), 0o755)); err != nil {
+		os.WriteFile(f.Path("job"), []byte(script+"exec "+f.Path("job2")+" \"$1\"\n"), 0o755),
+		os.WriteFile(f.Path("job2"), []byte(script+"echo "+changed+" > \"$1\"\n"), 0o755)); err != nil {
 		b.t.Fatal(err)
 	}
 	for _, to := range []string{"test/bin/app", "lone/bin/app", "test/bin/copy"} {
-		b.copy(b.trusted, f.path(to))
+		b.Copy(b.Trusted, f.Path(to))
 	}
 	shell, err := filepath.EvalSymlinks("/bin/sh")
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.copy(shell, f.path("out/sh"))
+	b.Copy(shell, f.Path("out/sh"))
 	for _, data := range []string{"test/data", "lone/data", "test/bin/settings"} {
-		if err := os.WriteFile(f.path(data), []byte("kept"), 0o644); err != nil {
+		if err := os.WriteFile(f.Path(data), []byte("kept"), 0o644); err != nil {
 			b.t.Fatal(err)
 		}
 	}
 	return f
 }
 
-func (b *bench) copy(from, to string) {
-	b.t.Helper()
-	text, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(to, text, 0o755)
-	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-func (f *family) rules() []policy.Rule {
+// Rules returns its rules.
+func (f *Family) Rules() []policy.Rule {
 	all := policy.Operations
 	return []policy.Rule{
-		{Name: "data", Paths: []string{f.path("test")}, Deny: all, Mode: policy.Deny,
-			Trust: policy.Trust{Programs: policy.Programs(f.path("test/bin/app")), Children: true, Interpreters: []string{f.path("out/sh")}}},
-		{Name: "programs", Paths: []string{f.path("test/bin")}, Deny: all, Mode: policy.Deny},
-		{Name: "lone", Paths: []string{f.path("lone")}, Deny: all, Mode: policy.Deny, Trust: policy.Trust{Programs: policy.Programs(f.path("lone/bin/app"))}},
+		{Name: "data", Paths: []string{f.Path("test")}, Deny: all, Mode: policy.Deny,
+			Trust: policy.Trust{Programs: policy.Programs(f.Path("test/bin/app")), Children: true, Interpreters: []string{f.Path("out/sh")}}},
+		{Name: "programs", Paths: []string{f.Path("test/bin")}, Deny: all, Mode: policy.Deny},
+		{Name: "lone", Paths: []string{f.Path("lone")}, Deny: all, Mode: policy.Deny, Trust: policy.Trust{Programs: policy.Programs(f.Path("lone/bin/app"))}},
 	}
 }
 
@@ -98,7 +90,7 @@ var runs = map[string]struct {
 	"nameless script":   {command: []string{"%F/job2", "%T"}, isNameless: true},
 }
 
-// startRun is the task of a helper that is told to start something.
+// startRun is the task of a helper that has to start a program.
 func startRun(name, target string) error {
 	one := runs[name]
 	folder := target[:strings.Index(target, "/family/")] + "/family"
@@ -120,7 +112,8 @@ func startRun(name, target string) error {
 		if _, err := file.Write(text); err != nil {
 			return err
 		}
-		// Descriptor 3 of the child is the same file, opened anew: what is open for writing is not executed.
+		// Descriptor 3 of the child is the same file, opened anew: a file that is open for writing is not
+		// executed.
 		open, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
 		if err == nil {
 			err = file.Close()
@@ -144,15 +137,15 @@ func startRun(name, target string) error {
 	return nil
 }
 
-// try has a program start something that writes to a file, and compares.
-func (f *family) try(t *testing.T, isDenied bool, program, run, target string) {
+// try has a program start another one that writes to a file, and compares the result.
+func (f *Family) try(t *testing.T, isDenied bool, program, run, target string) {
 	t.Helper()
 	t.Run(program+" starts "+run, func(t *testing.T) {
-		h, err := begin(f.path(program), "start "+run, f.path(target))
+		h, err := Begin(f.Path(program), "start "+run, f.Path(target))
 		if err != nil {
 			t.Fatal(err)
 		}
-		said, err := h.attempt()
+		said, err := h.Attempt()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,15 +155,14 @@ func (f *family) try(t *testing.T, isDenied bool, program, run, target string) {
 	})
 }
 
-// test tries who is trusted, and who is not.
-func (f *family) test(t *testing.T) {
-	sub := *f.b
-	sub.t = t
-	sub.expect(false, f.path("test/bin/app"), "write-path", f.path("test/data"), "the business program")
-	sub.expect(true, f.path("test/bin/copy"), "write-path", f.path("test/data"), "a copy of it")
-	sub.expect(true, f.path("test/bin/app"), "write-path", f.path("test/bin/settings"), "what trusts nobody")
-	sub.expect(true, f.path("lone/bin/app"), "write-path", f.path("test/data"), "another business's program")
-	f.try(t, f.isByProc, "test/bin/app", "script", "test/data")
+// Test tries programs that are trusted, and programs that are not.
+func (f *Family) Test(t *testing.T) {
+	sub := f.b.With(t)
+	sub.Expect(false, f.Path("test/bin/app"), "write-path", f.Path("test/data"), "the business program")
+	sub.Expect(true, f.Path("test/bin/copy"), "write-path", f.Path("test/data"), "a copy of it")
+	sub.Expect(true, f.Path("test/bin/app"), "write-path", f.Path("test/bin/settings"), "what trusts nobody")
+	sub.Expect(true, f.Path("lone/bin/app"), "write-path", f.Path("test/data"), "another business's program")
+	f.try(t, f.IsByProc, "test/bin/app", "script", "test/data")
 	f.try(t, true, "lone/bin/app", "script", "lone/data")
 	f.try(t, true, "test/bin/copy", "script", "test/data")
 	f.try(t, true, "test/bin/app", "other shell", "test/data")
@@ -178,16 +170,16 @@ func (f *family) test(t *testing.T) {
 	f.try(t, true, "test/bin/app", "preloaded", "test/data")
 	f.try(t, true, "test/bin/app", "audited loader", "test/data")
 	f.try(t, true, "test/bin/app", "library path", "test/data")
-	f.try(t, f.isByProc, "test/bin/app", "large environment", "test/data")
+	f.try(t, f.IsByProc, "test/bin/app", "large environment", "test/data")
 	f.try(t, true, "test/bin/app", "nameless", "test/data")
 	f.try(t, true, "test/bin/app", "nameless script", "test/data")
-	sub.expect(true, f.path("test/bin/app"), "write-after-traceme", f.path("test/data"), "under its parent's control")
-	sub.expect(false, f.path("test/bin/app"), "write-after-failed-fork", f.path("test/data"), "whose fork failed")
-	h, err := begin(f.path("test/bin/app"), "write-path", f.path("test/data"), "LD_PRELOAD=/tmp/evil.so")
+	sub.Expect(true, f.Path("test/bin/app"), "write-after-traceme", f.Path("test/data"), "under its parent's control")
+	sub.Expect(false, f.Path("test/bin/app"), "write-after-failed-fork", f.Path("test/data"), "whose fork failed")
+	h, err := Begin(f.Path("test/bin/app"), "write-path", f.Path("test/data"), "LD_PRELOAD=/tmp/evil.so")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if said, err := h.attempt(); err != nil || !strings.HasPrefix(said, "refused 1 ") {
+	if said, err := h.Attempt(); err != nil || !strings.HasPrefix(said, "refused 1 ") {
 		t.Errorf("the business program, with LD_PRELOAD: %s %v", said, err)
 	}
 }

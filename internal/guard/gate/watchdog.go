@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"fmt"
@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchdog has the kernel end this process if it is not reset in time, also while the process is stopped or its threads hang: a timer of the
-// process's own whose signal is SIGKILL (timer_create(2)). Else who opens a protected file would wait for ever.
+// watchdog has the kernel end this process if it is not reset in time, also while the process is stopped or its threads
+// hang: a timer of the process's own whose signal is SIGKILL (timer_create(2)). Otherwise opens of protected files
+// would wait without end.
 type watchdog struct{ timer int32 }
 
 // sigevent is the structure of linux/asm-generic/siginfo.h.

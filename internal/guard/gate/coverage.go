@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"fmt"

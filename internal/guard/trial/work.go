@@ -1,17 +1,14 @@
-package protect
+package trial
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/test/uring"
 )
 
-// work is where an operation of the matrix is tried: a copy of this test's binary tries it there.
+// work is the place where an operation of the matrix is tried: a copy of this test's binary tries it there.
 //
 //	DIR/prot/f, g, sub/h   protected, or not in the control
 //	DIR/out/               beside it, not protected, with l, which is a hard link to prot/f
@@ -30,13 +27,14 @@ type work struct {
 }
 
 func (w *work) prot(name string) string { return filepath.Join(w.dir, "prot", name) }
-func (w *work) out(name string) string  { return filepath.Join(w.dir, "out", name) }
+
+func (w *work) out(name string) string { return filepath.Join(w.dir, "out", name) }
 
 // changed is the text that an attempt writes.
 const changed = "CHANGED!"
 
-// openWrite writes to a path as editors do.
-func openWrite(path string, flags int) error {
+// OpenWrite writes to a path as editors do.
+func OpenWrite(path string, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return err
@@ -76,7 +74,8 @@ func mapHole(w *work) error {
 	return err
 }
 
-// fillHole has the kernel put a page there (ioctl_userfaultfd(2); the numbers are those of linux/userfaultfd.h).
+// fillHole has the kernel fill the hole with a page (ioctl_userfaultfd(2); the numbers are those of
+// linux/userfaultfd.h).
 func fillHole(w *work) error {
 	const (
 		ioAPI, ioRegister, ioCopy = 0xc018aa3f, 0xc020aa00, 0xc028aa03
@@ -115,7 +114,7 @@ func pipe() (read int, err error) {
 	return ends[0], err
 }
 
-// elsewhere is a mount namespace of this thread's own, which ends with it.
+// elsewhere makes a mount namespace of this thread's own, which ends with it.
 func elsewhere() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -172,7 +171,7 @@ func memoryFile(w *work) error {
 	return unix.Close(fd)
 }
 
-// vmWrite writes to the target's memory what is there already: an address that both programs have.
+// vmWrite writes to the target's memory the bytes that are there already, at an address that both programs have.
 func vmWrite(w *work) error {
 	pid, err := w.target()
 	if err != nil {
@@ -214,7 +213,7 @@ func takeDescriptor(w *work) error {
 	return err
 }
 
-// handleOpen opens a file by what name_to_handle_at(2) says of it.
+// handleOpen opens a file by the handle of name_to_handle_at(2).
 func (w *work) handleOpen(flags int) (int, error) {
 	handle, _, err := unix.NameToHandleAt(unix.AT_FDCWD, w.prot("f"), 0)
 	if err != nil {
@@ -271,178 +270,4 @@ func ringDo(setup uint32, operation uint8, fd int32, address unsafe.Pointer, len
 func ringPath(operation uint8, path string, length, flags uint32) error {
 	raw := append([]byte(path), 0)
 	return ringDo(0, operation, unix.AT_FDCWD, unsafe.Pointer(&raw[0]), length, flags, 0)
-}
-
-// onPath are operations of other tests, on any path.
-var onPath = []row{
-	{name: "write-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY) }},
-	{name: "make-path", attempt: func(w *work) error { return openWrite(w.dir, unix.O_WRONLY|unix.O_CREAT) }},
-	{name: "unlink-path", attempt: func(w *work) error { return unix.Unlink(w.dir) }},
-	{name: "signal-parent", attempt: func(*work) error { return unix.Kill(os.Getppid(), unix.SIGURG) }}, // which Go ignores
-	{name: "write-after-traceme", attempt: func(w *work) error {
-		runtime.LockOSThread()
-		if _, _, errno := unix.Syscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0); errno != 0 {
-			return errno
-		}
-		return openWrite(w.dir, unix.O_WRONLY)
-	}},
-	{name: "write-after-failed-fork", attempt: func(w *work) error {
-		if err := failFork(); err != nil {
-			return err
-		}
-		return openWrite(w.dir, unix.O_WRONLY)
-	}},
-	{name: "start-other", attempt: func(w *work) error { return startNext(w, "other") }},
-	{name: "start-trusted", attempt: func(w *work) error { return startNext(w, "trusted") }},
-}
-
-// failFork asks for a child with a number that there is (clone3(2)): it fails when most of the child is there.
-func failFork() error {
-	taken := int32(1)
-	arguments := struct {
-		flags, pidfd, childID, parentID, signal, stack, stackSize, tls uint64
-		numbers                                                        unsafe.Pointer
-		size, cgroup                                                   uint64
-	}{signal: uint64(unix.SIGCHLD), numbers: unsafe.Pointer(&taken), size: 1}
-	_, _, errno := unix.Syscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&arguments)), unsafe.Sizeof(arguments), 0)
-	if errno != unix.EEXIST {
-		return fmt.Errorf("a fork with the number of process 1: %w", errno)
-	}
-	return nil
-}
-
-// startNext has another program, beside this one, write to the path.
-func startNext(w *work, program string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	h, err := begin(filepath.Join(filepath.Dir(self), program), "write-path", w.dir)
-	if err != nil {
-		return err
-	}
-	said, err := h.attempt()
-	if err == nil && said != "done" {
-		err = unix.EPERM
-	}
-	return err
-}
-
-func newRow(name string, attempt func(*work) error) *row { return &row{name: name, attempt: attempt} }
-
-func rowOf(name string) *row {
-	for _, rows := range [][]row{matrix, reads, onPath, asUsers, upgrades, deniable, frees} {
-		for i := range rows {
-			if rows[i].name == name {
-				return &rows[i]
-			}
-		}
-	}
-	for i := range controls {
-		if controls[i].name == name {
-			return &controls[i].row
-		}
-	}
-	return nil
-}
-
-// operate is the task of a copy of this binary: it gets ready, waits for a line, tries, and says how it went.
-func operate(name, dir string) {
-	w := &work{dir: dir}
-	in := bufio.NewReader(os.Stdin)
-	if name == "wait" {
-		fmt.Println("ready")
-		_, _ = in.ReadString('\n')
-		return
-	}
-	if hammer, is := hammers[name]; is {
-		hammer(in, dir)
-		return
-	}
-	if name == "gate" {
-		keep(in, dir)
-		return
-	}
-	if name == "agent" {
-		agent(dir)
-		return
-	}
-	row := rowOf(name)
-	if run, is := strings.CutPrefix(name, "start "); is {
-		row = newRow(name, func(w *work) error { return startRun(run, w.dir) })
-	}
-	if row == nil {
-		fmt.Printf("there is no operation %q\n", name)
-		os.Exit(2)
-	}
-	if row.before != nil {
-		if err := row.before(w); err != nil {
-			fmt.Println("before:", err)
-			os.Exit(2)
-		}
-	}
-	fmt.Println("ready")
-	if _, err := in.ReadString('\n'); err != nil {
-		os.Exit(2)
-	}
-	if err := row.attempt(w); err != nil {
-		var errno unix.Errno
-		errors.As(err, &errno)
-		fmt.Printf("refused %d %v\n", int(errno), err)
-		return
-	}
-	fmt.Println("done")
-}
-
-// helper is a copy of this binary at work.
-type helper struct {
-	cmd *exec.Cmd
-	in  *os.File
-	out *bufio.Reader
-}
-
-// begin starts a program as operate, and waits until it is ready.
-func begin(program, name, dir string, environment ...string) (*helper, error) {
-	return beginAs(program, name, dir, nil, environment...)
-}
-
-// beginAs is begin in other namespaces.
-func beginAs(program, name, dir string, as *syscall.SysProcAttr, environment ...string) (*helper, error) {
-	cmd := exec.Command(program, name, dir)
-	cmd.SysProcAttr = as
-	// Without the signals by which Go's threads preempt each other: one of them cancels what io_uring hands to a worker.
-	cmd.Env = append([]string{"SHUNT_GUARD_OPERATE=1", "GODEBUG=asyncpreemptoff=1"}, environment...)
-	cmd.Stderr = os.Stderr
-	read, write, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer read.Close() //nolint:errcheck // the child has it
-	cmd.Stdin = read
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	h := &helper{cmd, write, bufio.NewReader(out)}
-	if line, err := h.out.ReadString('\n'); line != "ready\n" {
-		h.end()
-		return nil, fmt.Errorf("%s of %s in %s did not get ready: %q %v", name, program, dir, line, err)
-	}
-	return h, nil
-}
-
-// attempt has it try, and returns what it says: "done", or "refused ERRNO TEXT".
-func (h *helper) attempt() (string, error) {
-	if _, err := h.in.WriteString("\n"); err != nil {
-		return "", err
-	}
-	line, err := h.out.ReadString('\n')
-	return strings.TrimSpace(line), errors.Join(err, h.end())
-}
-
-func (h *helper) end() error {
-	return errors.Join(h.in.Close(), h.cmd.Wait())
 }

@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shunt-lb/shunt/internal/guard/fanotify"
+	"github.com/shunt-lb/shunt/internal/guard/judge"
 )
 
 // fresh is a new name in a folder, or the end of a file.
@@ -21,14 +22,14 @@ type fresh struct {
 	name   string
 
 	gone fanotify.Handle // the file that has ended; empty: a new name
-	was  inode           // of the file that has ended
+	was  judge.Inode     // of the file that has ended
 }
 
 // goneMask are the events of a file's end: its last name is gone, and no process has it open.
 const goneMask = unix.FAN_DELETE_SELF | unix.FAN_ONDIR
 
 // follow makes the Gate forget a file when it ends. If the file system does not report the end, the Gate remembers the file until the policy is loaded again.
-func (g *Gate) follow(at inode, path string) {
+func (g *Gate) follow(at judge.Inode, path string) {
 	handle, err := fanotify.HandleOf(path)
 	if err == nil {
 		err = g.names.Mark(unix.FAN_MARK_ADD, goneMask, path)
@@ -64,9 +65,9 @@ func (g *Gate) forget(r *ruling, n fresh) {
 	if _, is := g.handles[n.was]; is {
 		return
 	}
-	delete(r.labels.objects, n.was)
-	delete(r.labels.marks, n.was)
-	if programs := *r.programs.Load(); programs[n.was] != (marks{}) { // other goroutines read the map, without the mutex, for the standing of openers
+	delete(r.reading.Files, n.was)
+	delete(r.reading.Marks, n.was)
+	if programs := *r.programs.Load(); programs[n.was] != (judge.Marks{}) { // other goroutines read the map, without the mutex, for the standing of openers
 		programs = maps.Clone(programs)
 		delete(programs, n.was)
 		r.programs.Store(&programs)
@@ -139,8 +140,8 @@ func (g *Gate) add(r *ruling, n fresh) {
 	if unix.Fstat(fd, &folder) != nil {
 		return
 	}
-	in := r.labels.objects[inode{folder.Dev, folder.Ino}]
-	if r.mask(marks{rules: in.rules}) == 0 {
+	in := r.reading.Files[judge.InodeOf(folder)]
+	if r.mask(judge.Marks{Rules: in.Rules}) == 0 {
 		return // opens of new files in it do not wait
 	}
 	begin := fmt.Sprintf("/proc/self/fd/%d", fd)
@@ -151,17 +152,17 @@ func (g *Gate) add(r *ruling, n fresh) {
 			}
 			return err
 		}
-		return g.addOne(r, in.rules, path, in.name+strings.TrimPrefix(path, begin))
+		return g.addOne(r, in.Rules, path, in.Name+strings.TrimPrefix(path, begin))
 	})
 	if err != nil {
-		g.counts[gateUnread].Add(1)
+		g.counts[countUnread].Add(1)
 	}
 }
 
 // errFull is the error for a file for which there is no room.
 var errFull = errors.New("there are too many files")
 
-// addOne puts a file under rules, if opens of such files wait; name is the path for reports.
+// addOne puts a file under rules, if its opens wait; name is the path for reports.
 func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(path, &stat); err != nil {
@@ -176,14 +177,14 @@ func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 	default:
 		return nil
 	}
-	at := inode{stat.Dev, stat.Ino}
-	if _, is := r.labels.objects[at]; !is && len(r.labels.objects) >= g.options.ObjectsMax {
+	at := judge.InodeOf(stat)
+	if _, is := r.reading.Files[at]; !is && len(r.reading.Files) >= g.options.ObjectsMax {
 		return errFull
 	}
-	object, wasObject := r.labels.objects[at]
-	had, wasMarked := r.labels.marks[at]
-	r.labels.objects[at] = protected{name, object.rules | rules}
-	r.labels.marks[at] = had.and(marks{rules: rules})
+	object, wasObject := r.reading.Files[at]
+	had, wasMarked := r.reading.Marks[at]
+	r.reading.Files[at] = judge.File{Name: name, Rules: object.Rules | rules}
+	r.reading.Marks[at] = had.And(judge.Marks{Rules: rules})
 	is, err := g.mark(r, at, path)
 	switch {
 	case err != nil:
@@ -193,11 +194,11 @@ func (g *Gate) addOne(r *ruling, rules uint64, path, name string) error {
 		return nil
 	}
 	// This name is gone, or leads to another file, which has an event of its own.
-	if delete(r.labels.objects, at); wasObject {
-		r.labels.objects[at] = object
+	if delete(r.reading.Files, at); wasObject {
+		r.reading.Files[at] = object
 	}
-	if delete(r.labels.marks, at); wasMarked {
-		r.labels.marks[at] = had
+	if delete(r.reading.Marks, at); wasMarked {
+		r.reading.Marks[at] = had
 	}
 	return nil
 }

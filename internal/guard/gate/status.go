@@ -1,4 +1,4 @@
-package protect
+package gate
 
 import (
 	"encoding/json"
@@ -13,8 +13,8 @@ import (
 	"github.com/shunt-lb/shunt/internal/record"
 )
 
-// GateStatus is the state of protection by opens that wait, in this process or in another, which may have ended.
-type GateStatus struct {
+// Status is the state of protection by opens that wait, in this process or in another, which may have ended.
+type Status struct {
 	PID     int                 `json:"pid"`
 	Began   time.Time           `json:"began"`
 	Ended   time.Time           `json:"ended,omitzero"` // zero: the process runs
@@ -32,16 +32,16 @@ type GateStatus struct {
 }
 
 // Status returns the present state.
-func (g *Gate) Status() GateStatus {
+func (g *Gate) Status() Status {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	return g.status()
 }
 
-func (g *Gate) status() GateStatus {
+func (g *Gate) status() Status {
 	r := g.ruling.Load()
-	s := GateStatus{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []policy.RuleStatus{}, Waited: g.counts[gateWaited].Load(), Took: time.Duration(g.took.Load()).Seconds(), Denied: g.counts[gateDenied].Load(), Audited: g.counts[gateAudited].Load(),
-		Late: g.counts[gateLate].Load(), Unsure: g.counts[gateUnsure].Load(), Unread: g.counts[gateUnread].Load()}
+	s := Status{PID: os.Getpid(), Began: g.began, Objects: len(g.marked), Gaps: Missing(r.rules), Rules: []policy.RuleStatus{}, Waited: g.counts[countWaited].Load(), Took: time.Duration(g.took.Load()).Seconds(), Denied: g.counts[countDenied].Load(), Audited: g.counts[countAudited].Load(),
+		Late: g.counts[countLate].Load(), Unsure: g.counts[countUnsure].Load(), Unread: g.counts[countUnread].Load()}
 	for _, rule := range r.rules {
 		s.Rules = append(s.Rules, policy.RuleStatus{Name: rule.Name, Text: rule.String()})
 	}
@@ -74,13 +74,14 @@ func (g *Gate) End() error {
 	return errors.Join(err, g.Close())
 }
 
-// LookGate returns the state that was noted by a process with a Gate that has ended; nil: there was none. It must only be called while no agent runs.
-func LookGate(folder string) (*GateStatus, error) {
+// Look returns the state that a process with a Gate has noted before its end; nil: there was none. It must only be
+// called while no agent runs.
+func Look(folder string) (*Status, error) {
 	text, err := os.ReadFile(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	s := &GateStatus{}
+	s := &Status{}
 	if err == nil {
 		err = json.Unmarshal(text, s)
 	}
@@ -97,8 +98,8 @@ func LookGate(folder string) (*GateStatus, error) {
 	return s, nil
 }
 
-// ForgetGate removes the note; false: there is none. No agent may be running.
-func ForgetGate(folder string) (bool, error) {
+// Forget removes the note; false: there is none. No agent may be running.
+func Forget(folder string) (bool, error) {
 	record.Sweep(folder, filepath.Base(noteIn(folder))) // of an agent that was killed while it wrote
 	err := os.Remove(noteIn(folder))
 	if errors.Is(err, fs.ErrNotExist) {

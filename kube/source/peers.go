@@ -1,0 +1,293 @@
+package source
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/shunt-lb/shunt/kube/place"
+	"github.com/shunt-lb/shunt/kube/translate"
+)
+
+// awayAfter is how long an agent may be away, or not ready, until new connections avoid its node. Its node's kernel
+// goes on without it, and the next agent of a DaemonSet is there in seconds, or with an image to fetch in a minute or
+// two; but pods that come and go meanwhile are not known there. It is the time after which a cluster gives up the pods
+// of a node that it does not reach (DefaultTolerationSeconds of the apiserver).
+const awayAfter = 5 * time.Minute
+
+// Direct sets up direct return between nodes: see translate.Translator.Direct.
+type Direct struct {
+	// Tunnel is the kind of tunnels that this node uses and opens. The zero value: none, and the other fields have no meaning.
+	Tunnel place.Tunnel
+	// Entries is the NAMESPACE/NAME of the ConfigMap in which agents say which tunnels their nodes open; see package place.
+	Entries string
+	// Seen is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil
+	// if there is none. It must not wait. nil: it is not called.
+	Seen func(entry *string)
+	// InForce is called once, when the node has taken over the cluster's services for the first time: it opens tunnels
+	// from then on. It must not wait. nil: it is not called.
+	InForce func()
+	// Senders is called whenever the addresses have changed from which this node accepts tunnels, with all of them,
+	// sorted. It must not wait. nil: it is not called.
+	Senders func([]netip.Addr)
+	// Away is how long an agent may be away until new connections avoid its node; 0: awayAfter.
+	Away time.Duration
+}
+
+// peers has the agents of all nodes, with their tunnels.
+//
+// Addresses come from the EndpointSlices, which the control plane keeps. An agent's entry in the ConfigMap only says
+// that its node opens tunnels: with a false entry a node loses packets, but nobody gets packets or may send any who
+// could not before.
+type peers struct {
+	own    string // this node
+	tunnel place.Tunnel
+	away   time.Duration
+
+	agents   map[string]*peer // of nodes with an agent in the EndpointSlices, or with one there a short time ago
+	entries  map[string]place.Tunnel
+	senders  []netip.Addr
+	informed bool // Senders was called
+}
+
+// peer is the agent of a node.
+type peer struct {
+	addresses []netip.Addr
+	listed    bool
+	ready     bool
+	since     time.Time // since when it is not ready; zero: it is
+	unlisted  time.Time // since when it is not listed; zero: it is
+	other     bool      // it was ready without an entry: it opens no tunnels, and neither does an agent that replaces it before that says so
+}
+
+// listing is an agent in the EndpointSlices.
+type listing struct {
+	addresses []netip.Addr
+	ready     bool
+}
+
+func newPeers(node string, d Direct) peers {
+	away := d.Away
+	if away == 0 {
+		away = awayAfter
+	}
+	return peers{own: node, tunnel: d.Tunnel, away: away, agents: map[string]*peer{}}
+}
+
+// interval returns the interval at which the ages of agents are looked at.
+func (p *peers) interval() time.Duration { return max(time.Millisecond, min(p.away/2, lookInterval)) }
+
+// note takes the present agents and entries.
+func (p *peers) note(listed map[string]listing, entries map[string]place.Tunnel, now time.Time) {
+	p.entries = entries
+	for node, l := range listed {
+		agent := p.agents[node]
+		if agent == nil {
+			agent = &peer{}
+			p.agents[node] = agent
+		}
+		agent.addresses, agent.listed, agent.ready, agent.unlisted = l.addresses, true, l.ready, time.Time{}
+	}
+	for node, agent := range p.agents {
+		if _, is := listed[node]; !is {
+			if agent.listed, agent.ready = false, false; agent.unlisted.IsZero() {
+				agent.unlisted = now
+			}
+			if now.Sub(agent.unlisted) >= p.away {
+				delete(p.agents, node)
+				continue
+			}
+			agent.addresses = slices.DeleteFunc(slices.Clone(agent.addresses), func(a netip.Addr) bool { return taken(listed, a) })
+		}
+		switch {
+		case agent.ready:
+			agent.since = time.Time{}
+		case agent.since.IsZero():
+			agent.since = now
+		}
+		_, has := entries[node]
+		agent.other = !has && (agent.other || agent.ready)
+	}
+}
+
+// taken reports whether a listed agent has an address: a machine may get the address of one that has just gone.
+func taken(listed map[string]listing, a netip.Addr) bool {
+	for _, l := range listed {
+		if slices.Contains(l.addresses, a) {
+			return true
+		}
+	}
+	return false
+}
+
+// nodes returns translate.Translator's Peers and Away.
+func (p *peers) nodes(now time.Time) (peers map[string][]netip.Addr, away map[string]bool) {
+	peers, away = map[string][]netip.Addr{}, map[string]bool{}
+	for node, agent := range p.agents {
+		entry, has := p.entries[node]
+		switch {
+		case node == p.own:
+			peers[node] = agent.addresses
+		case has && entry == p.tunnel:
+			if peers[node] = agent.addresses; len(agent.addresses) == 0 || p.lapsed(agent, now) {
+				away[node] = true
+			}
+		case !has && !agent.ready && !agent.other:
+			away[node] = true // it starts for the first time
+		}
+	}
+	for node, entry := range p.entries {
+		if p.agents[node] == nil && entry == p.tunnel && node != p.own {
+			away[node] = true // it is being replaced, or has gone with its node
+		}
+	}
+	return peers, away
+}
+
+func (p *peers) lapsed(agent *peer, now time.Time) bool {
+	return !agent.ready && now.Sub(agent.since) >= p.away
+}
+
+// from returns the addresses of the other nodes' agents. Each may send tunnels: it does so before its entry is here,
+// and its node's kernel goes on when it is not ready.
+func (p *peers) from() (all []netip.Addr) {
+	for node, agent := range p.agents {
+		if node != p.own {
+			all = append(all, agent.addresses...)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// faults returns a fault for each node that gets no new connections because of its agent. A node without any agent has
+// none: it may be going, or agents are not wanted there.
+func (p *peers) faults(now time.Time) (all []translate.Fault) {
+	for _, node := range slices.Sorted(maps.Keys(p.agents)) {
+		if agent := p.agents[node]; node != p.own && p.entries[node] == p.tunnel && agent.listed && p.lapsed(agent, now) {
+			all = append(all, translate.Fault{Code: translate.AgentAway, Object: "Node " + node,
+				Text:   fmt.Sprintf("its shunt-kube has not been ready for %s, and new connections from outside do not go to its pods while pods on other nodes take them", p.away),
+				Remedy: "see why the pod of shunt-kube on this node is not ready"})
+		}
+	}
+	return all
+}
+
+// followTunnels follows the ConfigMap with the tunnels that nodes open.
+func (s *Source) followTunnels(handler cache.ResourceEventHandler) (err error) {
+	if s.options.Direct.Tunnel == (place.Tunnel{}) {
+		return nil
+	}
+	s.tunnels, err = s.followMap(s.options.Direct.Entries, "the ConfigMap of the nodes' tunnels", handler)
+	return err
+}
+
+// checkDirect refuses options that contradict each other.
+func (o *Options) checkDirect() error {
+	if o.Direct.Tunnel != (place.Tunnel{}) && o.Agents == "" {
+		return errors.New("direct return between nodes needs the Service of the agents")
+	}
+	return nil
+}
+
+// readTunnels returns the tunnels that nodes open, and passes this node's entry on.
+func (s *Source) readTunnels() map[string]place.Tunnel {
+	data := s.dataOf(s.tunnels, s.options.Direct.Entries)
+	if s.options.Direct.Seen != nil {
+		s.options.Direct.Seen(place.OwnTunnel(data, s.options.Node))
+	}
+	return place.ParseTunnels(data)
+}
+
+// listedAgents returns the agents in the EndpointSlices, by node. An agent is ready if one of its endpoints is: it has
+// one in each family, and for a moment a predecessor's.
+func (s *Source) listedAgents() map[string]listing {
+	all := map[string]listing{}
+	for _, object := range s.agents.GetStore().List() {
+		for _, e := range object.(*discoveryv1.EndpointSlice).Endpoints {
+			if e.NodeName == nil || len(e.Addresses) == 0 {
+				continue
+			}
+			l := all[*e.NodeName]
+			l.ready = l.ready || e.Conditions.Ready == nil || *e.Conditions.Ready
+			if a, err := netip.ParseAddr(e.Addresses[0]); err == nil && a.Zone() == "" && !a.Is4In6() && !slices.Contains(l.addresses, a) {
+				l.addresses = append(l.addresses, a)
+				slices.SortFunc(l.addresses, netip.Addr.Compare)
+			}
+			all[*e.NodeName] = l
+		}
+	}
+	return all
+}
+
+// readPeers returns the Services whose translation depends on agents that have changed.
+func (s *Source) readPeers() (concerned []translate.Key) {
+	if s.tunnels == nil {
+		return nil
+	}
+	now := time.Now()
+	s.peers.note(s.listedAgents(), s.readTunnels(), now)
+	peers, away := s.peers.nodes(now)
+	changed := map[string]bool{}
+	for _, before := range []map[string][]netip.Addr{s.translator.Peers, peers} {
+		for node := range before {
+			changed[node] = !slices.Equal(s.translator.Peers[node], peers[node])
+		}
+	}
+	for _, before := range []map[string]bool{s.translator.Away, away} {
+		for node := range before {
+			changed[node] = changed[node] || s.translator.Away[node] != away[node]
+		}
+	}
+	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
+	s.translator.Peers, s.translator.Away = peers, away
+	s.awayFaults = s.peers.faults(now)
+	s.passSenders()
+	if len(changed) == 0 {
+		return nil
+	}
+	for _, object := range s.services.GetStore().List() {
+		if service := object.(*corev1.Service); s.onNodes(service, changed) {
+			concerned = append(concerned, service.Namespace+"/"+service.Name)
+		}
+	}
+	return concerned
+}
+
+// passSenders calls Senders if they have changed since the last call.
+func (s *Source) passSenders() {
+	senders := s.peers.from()
+	if s.options.Direct.Senders == nil || s.peers.informed && slices.Equal(senders, s.peers.senders) {
+		return
+	}
+	s.peers.senders, s.peers.informed = senders, true
+	s.options.Direct.Senders(slices.Clone(senders))
+}
+
+// onNodes reports whether a Service is for clients outside and has an endpoint on one of these nodes.
+func (s *Source) onNodes(service *corev1.Service, nodes map[string]bool) bool {
+	if service.Spec.Type != corev1.ServiceTypeNodePort && service.Spec.Type != corev1.ServiceTypeLoadBalancer && len(service.Spec.ExternalIPs) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(s.slicesOf(service.Namespace+"/"+service.Name), func(slice *discoveryv1.EndpointSlice) bool {
+		return slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return e.NodeName != nil && nodes[*e.NodeName] })
+	})
+}
+
+// ageAgents has the next step look at the ages of agents.
+func (s *Source) ageAgents() {
+	if s.tunnels == nil {
+		return
+	}
+	s.mutex.Lock()
+	s.others = true
+	s.mutex.Unlock()
+	s.awake()
+}
