@@ -242,7 +242,7 @@ func (b *clusterBed) start(n int) {
 	c := command(b.Machines[n], "run", "--config", b.path(n), "--instance", b.instance(n), "--socket", b.file(n, ".sock"))
 	c.Env = append(c.Env, clusterVariable+"="+b.file(n, ".cluster"))
 	b.daemons[n] = starts(b.t, c)
-	eventually(b.t, 30*time.Second, "shunt run on "+b.Machines[n].Name(), func() error {
+	eventually(b.t, 2*time.Minute, "shunt run on "+b.Machines[n].Name(), func() error {
 		if strings.Contains(b.daemons[n].log(), "msg=running") {
 			return nil
 		}
@@ -462,6 +462,9 @@ func TestCluster(t *testing.T) {
 		gue    bool
 		attach string
 	}{{true, "native"}, {false, "native"}, {true, "generic"}} {
+		if testing.Short() && (c.attach == "generic" || !c.gue) {
+			continue // an emulated machine needs minutes for the verifier
+		}
 		gue := c.gue
 		t.Run(map[bool]string{true: "gue", false: "ipip"}[gue]+"/"+c.attach, func(t *testing.T) {
 			flows := 600

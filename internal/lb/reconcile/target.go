@@ -192,9 +192,11 @@ func serving(service *model.Service, ipv6 bool) []model.Backend {
 
 // Deserted returns the families, "IPv4" or "IPv6", whose frontends of the service have no backend that takes
 // new flows.
+//
+// A service of packets between nodes has none where a node has no endpoint, which is no fault.
 func Deserted(service *model.Service) (families []string) {
 	for _, ipv6 := range []bool{false, true} {
-		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
+		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 && !f.Tunnelled() }) {
 			continue
 		}
 		if !slices.ContainsFunc(serving(service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {

@@ -46,6 +46,11 @@ func TestTwoLevels(t *testing.T) {
 		}
 		return contents
 	}
+	outer.Backends, inner.Backends = nil, nil
+	if of1, of2 := reconcile.Deserted(&outer), reconcile.Deserted(&inner); len(of1) != 2 || len(of2) != 0 {
+		t.Errorf("without backends level 1 is deserted for %v, and level 2 for %v", of1, of2)
+	}
+	outer, inner = twoLevels()
 	vip, unspecified := inner.Frontends[0].Address, inner.Frontends[1].Address
 	c := apply(inner)
 	if len(c.Addresses) > 0 || len(c.Frontends) != 3 {
