@@ -46,6 +46,7 @@ enum verdict {
 	VERDICT_FRAGMENT,  /* a fragment that the ordinary stages cannot judge: fragment.h */
 	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
 	VERDICT_TAGGED,    /* not parsed: the frame has a VLAN tag; packet->reason is not set */
+	VERDICT_ROUTE,     /* at tc: out of packet->egress, by the kernel's next hop */
 };
 
 enum family {

@@ -59,6 +59,7 @@ enum reason {
 	REASON_MODE_CHANGE = 56,         /* drop: to an address of shunt, while the attach mode of its interface changed */
 	REASON_HOST_BACKEND = 58,        /* drop: the backend is this host, whose answers do not pass shunt: set attach: tc for the interface; a client on this host needs another backend */
 	REASON_MARK_FORGED = 59,         /* drop: the frame came in with the mark by which shunt's programs at XDP and tc know each other's frames */
+	REASON_TUNNELLED_UNKNOWN = 60,   /* drop: to a service with direct return between the nodes of a cluster, which this node has no part of, or in an outer header from another node and not TCP, UDP or an error of a flow */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address that shunt owns */
@@ -81,8 +82,8 @@ enum reason {
 	REASON_NOT_REMEMBERED = 104,  /* note: no room or budget to remember a flow whose slot changes; it stays with the previous backend */
 	REASON_FRAGMENT_FOLLOWED = 105, /* note: a later fragment was sent to where the first fragment of its datagram went */
 	REASON_ICMP_TO_BACKEND = 106, /* note: an ICMP error to a VIP went to the backend that answers clients itself */
-	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was decapsulated, and the packet went on to the host's stack */
-	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was decapsulated, and the packet went on to the host's stack */
+	REASON_DECAP_IPIP = 108,      /* note: at a backend, IPIP was decapsulated, and the packet went on to the host's stack, or to the services of a cluster's node */
+	REASON_DECAP_GUE = 109,       /* note: at a backend, GUE was decapsulated, and the packet went on to the host's stack, or to the services of a cluster's node */
 	REASON_DECAP_ECN = 110,       /* note: at a backend, the outer header's ECN mark was copied into the inner packet (RFC 6040) */
 	REASON_CARRYING = 111,        /* note: an upgrade has not carried the flow over yet, so the program of the version before handled the packet */
 

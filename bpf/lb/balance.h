@@ -9,7 +9,8 @@
  *                              ├─► ICMP error ─► flow of the quote ───► send, wrap
  *                              ├─► TCP, UDP ─► flow ─┬─► found ───────► rewrite, send
  *                              │                     └─► none ─► service ─► new flow ─┘
- *                              ├─► to a direct VIP ─► service ─► backend ─► wrap, send
+ *                              ├─► to a direct VIP ─► service ─► backend ─┬► wrap, send
+ *                              │                                          └► this node: level 2, NAT
  *                              └─► no backend takes it ──────────────► reset, unreachable
  *
  * Invariant: a packet that is not ours leaves as it came.
@@ -35,6 +36,24 @@
 #include "service.h"
 #include "traffic.h"
 
+/*
+ * The last stage where no hop is known. Of a client whose packets come from other nodes no frame has told the
+ * way, and nobody may have asked for its neighbour entry yet. At tc the kernel can be told to do so.
+ */
+static __always_inline enum verdict flow_resolve(struct frame_ctx *ctx, struct packet *p,
+						 const struct flow *f, enum reason reason,
+						 __u64 hop)
+{
+	if (!ctx_is_tc() || !(features & FEATURE_TUNNELLED) || f->direction != DIRECTION_BACKEND ||
+	    p->fragment)
+		return drop(p, reason);
+	traffic_count(f->service_index, f->backend, p->frame_size, f->direction, 0);
+	if (mss_limit(ctx, p, f->service_index) || packet_rewrite(ctx, p, f, 1))
+		return drop(p, REASON_INTERNAL);
+	p->egress = hop_index(hop);
+	return VERDICT_ROUTE;
+}
+
 /* The last stage of NAT: the packet gets its flow's addresses and ports, and leaves. */
 static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct packet *p,
 						 const struct settings *settings, struct flow *f,
@@ -55,7 +74,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		hop = hop_lookup(ctx, &f->source, &f->destination, &reason);
 	}
 	if (!(hop & HOP_MAC_MASK))
-		return drop(p, reason);
+		return flow_resolve(ctx, p, f, reason, hop);
 	out = hop_interface(hop);
 	if (!out)
 		return drop(p, REASON_INTERNAL);
@@ -322,6 +341,10 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 				return pass(p, REASON_NOT_OURS);
 			if (verdict == VERDICT_FRAGMENT)
 				verdict = fragment_forward(ctx, p);
+			if (ctx_is_tc() && is_tunnelled(p, verdict)) {
+				verdict = tunnelled_go_on(p, &service_index);
+				goto translate;
+			}
 			if (verdict == VERDICT_REJECT)
 				verdict = reject_answer(ctx, p, fragment_service());
 			if (verdict != VERDICT_NEXT)
@@ -335,6 +358,9 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 	if ((features & FEATURE_DIRECT) && (flags & ADDRESS_DIRECT) &&
 	    service_index != SERVICE_NONE)
 		verdict = direct_stage(ctx, p, settings, service_index);
+	if (ctx_is_tc() && is_tunnelled(p, verdict))
+		verdict = tunnelled_go_on(p, &service_index);
+translate:
 	if (verdict == VERDICT_NEXT)
 		verdict = nat_stage(ctx, p, settings, flags & ADDRESS_VIP, service_index);
 	if (verdict == VERDICT_REJECT)

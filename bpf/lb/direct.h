@@ -2,7 +2,8 @@
 /*
  * Direct return: the packet goes to a backend that answers the client itself.
  *
- *   source may ─► slot ─► backend ─► next hop ─► outer headers (encap.h) ─► send
+ *   source may ─► slot ─► backend ─► next hop ─┬─► outer headers (encap.h) ─► send
+ *                                              └─► this host ─► its stack, or level 2 (tunnelled.h)
  *
  * Invariant: in a settled slot no flow table is touched.
  */
@@ -18,6 +19,7 @@
 #include "rewrite.h"
 #include "service.h"
 #include "traffic.h"
+#include "tunnelled.h"
 
 /* The interface that the packet leaves by to a backend, towards *hop; NULL with *reason: none. */
 static __always_inline struct interface *direct_route(struct frame_ctx *ctx, const struct packet *p,
@@ -59,6 +61,8 @@ static __always_inline enum verdict direct_forward(struct frame_ctx *ctx, struct
 	if (hop_is_host(hop, out)) {
 		traffic_count(service_index, reference, p->frame_size, DIRECTION_CLIENT,
 			      is_first(p));
+		if ((features & FEATURE_TUNNELLED) && (service->flags & SERVICE_TUNNELLED))
+			return tunnelled_send(p);
 		return host_send(p, own_index(ctx));
 	}
 	if (service->forwarding == FORWARDING_DSR_L2) {

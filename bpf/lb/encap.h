@@ -186,6 +186,7 @@ static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 	/* The sum holds the field, which is the pseudo-header's sum. */
 	value = ~csum_fold(sum);
 	*check = value || p->key.protocol == IPPROTO_TCP ? value : 0xffff;
+	p->csum_finished = 1; /* for NAT, which may come after it (tunnelled.h) */
 	count_reason(REASON_CHECKSUM_COMPLETED, p->frame_size);
 	return 0;
 }

@@ -230,6 +230,17 @@ struct {
 	__uint(max_entries, INTERFACE_MAX);
 } sh_decap_progs SEC(".maps");
 
+/* Index in sh_interfaces -> its copy of sh_tunnelled, where this host is a node of a cluster that takes
+ * packets of other nodes out of tunnels. Written by the daemon before sh_decap calls it. The kernel empties
+ * it when nobody in user space holds it any more; it is pinned like all here. Cannot be full. Both ABIs of an
+ * upgrade share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_tunnel_progs SEC(".maps");
+
 /* Service index -> traffic, per CPU. Written by the programs, summed by user space, zeroed
  * when another service takes the index. Cannot be full. Outlives the daemon. */
 struct {

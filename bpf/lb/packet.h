@@ -42,6 +42,10 @@ static __always_inline void mac_store(__u8 *mac, __u64 word)
 	*(__u16 *)(mac + 4) = word >> 32;
 }
 
+/* In the place of an Ethernet source, from sh_xdp to sh_tunnelled: the checksum of the packet, which its sender
+ * had left to hardware, is whole now. A group's address, which no frame comes from (IEEE 802, 8.2.2). */
+#define MAC_CSUM_FINISHED 1ULL
+
 /* Whether an EtherType is that of a VLAN tag. */
 static __always_inline int is_tag(__be16 protocol)
 {

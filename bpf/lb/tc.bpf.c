@@ -35,6 +35,15 @@ static __always_inline int frame_redirect(const struct packet *p, __u32 index, _
 	return bpf_redirect(out->ifindex, flags);
 }
 
+/* Out of an interface of ours, to the next hop that the kernel finds there. */
+static __always_inline int frame_route(const struct packet *p)
+{
+	__u32 index = p->egress;
+	struct interface *out = bpf_map_lookup_elem(&sh_interfaces, &index);
+
+	return out && out->ifindex ? bpf_redirect_neigh(out->ifindex, 0, 0, 0) : TC_ACT_SHOT;
+}
+
 /* To another interface of this host, as if it had come in there: the host may expect the source
  * address only there (RFC 3704, rp_filter). */
 static __always_inline int frame_move(struct frame_ctx *ctx, const struct packet *p)
@@ -80,6 +89,8 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 		return frame_redirect(p, own_index(ctx), 0);
 	case VERDICT_SEND_ON:
 		return frame_redirect(p, p->egress, 0);
+	case VERDICT_ROUTE:
+		return frame_route(p);
 	case VERDICT_TAGGED:
 		if (!outbound)
 			count_reason(REASON_VLAN, p->frame_size);

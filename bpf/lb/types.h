@@ -25,6 +25,7 @@ enum constant {
 	INTERFACE_ANY = 0xffffffff, /* see config.h */
 	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
 	FRONTEND_INSIDE = 0x40, /* likewise */
+	FRONTEND_TUNNELLED = 0x20, /* likewise */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
@@ -57,7 +58,10 @@ struct address {
 /* With port 0 and FRONTEND_FRAGMENTS in protocol: the one service that all fragments to this
  * address and protocol are for, where they can be placed without their ports.
  * With FRONTEND_INSIDE in protocol: the service that this host's own clients have at an address
- * whose service has SERVICE_INSIDE. */
+ * whose service has SERVICE_INSIDE.
+ * With FRONTEND_TUNNELLED in protocol: the service on this node of packets for a service with
+ * SERVICE_TUNNELLED, at its address or, for all addresses without one, at the unspecified address
+ * (tunnelled.h). */
 struct frontend_key {
 	struct addr address;
 	__be16 port;
@@ -113,6 +117,7 @@ enum feature {
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
 	FEATURE_TC_INTERFACES = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
 	FEATURE_STAMPS = 0x200, /* stamps of probes: programs of their own (stamping.h) */
+	FEATURE_TUNNELLED = 0x400, /* services in two levels (tunnelled.h) */
 };
 
 /* The senders of answers that only the flow table tells from foreign packets. */
@@ -129,6 +134,8 @@ enum service_flag {
 	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
 	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
 	SERVICE_DRAWS = 0x20, /* a client without an entry gets the backend of its flow's slot */
+	SERVICE_TUNNELLED =
+		0x40, /* on this host the packet has another one, see struct frontend_key */
 };
 
 struct service {

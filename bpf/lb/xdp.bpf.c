@@ -5,6 +5,7 @@
  *   frame ─► stages (lb/balance.h) ─┬─► passes ─► another XDP program, if there is one ─► stack
  *                                    ├─► passes ─► another product of shunt's, if there is one
  *                                    ├─► passes, a tunnel's ─► sh_decap, if this host is a backend
+ *                                    ├─► for this node of a cluster ─► sh_tunnelled
  *                                    ├─► back ───► out of the same interface
  *                                    ├─► on ─────► out of another one, or to sh_deliver (mark.h)
  *                                    ├─► tagged ─► sh_vlan, if there is one, else as passes
@@ -17,33 +18,10 @@
 #include "chain.h"
 #include "hand.h"
 #include "mark.h"
-#include "port.h"
+#include "redirect.h"
 #include "stamping.h"
-#include "vlan.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-
-/* Out of another interface of ours, with the tags that frames have there; or up, for sh_deliver to
- * send it. */
-static __always_inline int frame_redirect(struct frame_ctx *ctx, const struct packet *p)
-{
-	int err = 0;
-
-	if (features & (FEATURE_VLAN | FEATURE_TC_INTERFACES)) {
-		if ((features & FEATURE_TC_INTERFACES) && interface_is_tc(p->egress)) {
-			if (!mark_put(ctx, p))
-				return XDP_PASS;
-			err = -1;
-		} else if (features & FEATURE_VLAN) {
-			err = tags_push_of(ctx, p->egress);
-		}
-		if (err) {
-			count_reason(REASON_INTERNAL, p->frame_size);
-			return XDP_DROP;
-		}
-	}
-	return port_redirect(p->egress, p->frame_size);
-}
 
 static __always_inline int drop_forged(const struct packet *p)
 {
@@ -72,6 +50,11 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 	case VERDICT_HOST:
 		if ((features & FEATURE_TC_INTERFACES) && mark_is_forged(ctx))
 			return drop_forged(p);
+		if ((features & FEATURE_TUNNELLED) && is_tunnelled(p, verdict)) {
+			tunnelled_hand_on(ctx, p);
+			count_reason(REASON_TUNNELLED_UNKNOWN, p->frame_size);
+			return XDP_DROP;
+		}
 		chain_after(ctx);
 		return XDP_PASS;
 	case VERDICT_ANSWER:

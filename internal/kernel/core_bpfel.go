@@ -75,6 +75,7 @@ const (
 	coreReasonREASON_MODE_CHANGE          coreReason = 56
 	coreReasonREASON_HOST_BACKEND         coreReason = 58
 	coreReasonREASON_MARK_FORGED          coreReason = 59
+	coreReasonREASON_TUNNELLED_UNKNOWN    coreReason = 60
 	coreReasonREASON_ARP_ANSWERED         coreReason = 64
 	coreReasonREASON_ND_ANSWERED          coreReason = 65
 	coreReasonREASON_ECHO_ANSWERED        coreReason = 66

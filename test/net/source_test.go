@@ -35,6 +35,9 @@ func becomeDaemon() {
 	if path := os.Getenv(sourceVariable); path != "" {
 		os.Exit(runWithSource(fileSource(path, log), log))
 	}
+	if path := os.Getenv(clusterVariable); path != "" {
+		os.Exit(runWithSource(clusterSource(path, log), log))
+	}
 	if size := os.Getenv(fleetVariable); size != "" {
 		os.Exit(runWithSource(fleetSource(size, log), log))
 	}

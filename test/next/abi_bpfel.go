@@ -41,6 +41,7 @@ const (
 	abiMapShSvcFlows        = "sh_svc_flows"
 	abiMapShSvcTraffic      = "sh_svc_traffic"
 	abiMapShTracked         = "sh_tracked"
+	abiMapShTunnelProgs     = "sh_tunnel_progs"
 	abiMapShTxPorts         = "sh_tx_ports"
 	abiMapShVlanProgs       = "sh_vlan_progs"
 	abiMapShVlanTags        = "sh_vlan_tags"
@@ -146,6 +147,7 @@ type abiMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
@@ -229,6 +231,7 @@ type abiMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
@@ -262,6 +265,7 @@ func (m *abiMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTxPorts,
 		m.ShVlanProgs,
 		m.ShVlanTags,

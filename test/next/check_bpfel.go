@@ -43,6 +43,7 @@ const (
 	checkMapShSvcFlows       = "sh_svc_flows"
 	checkMapShSvcTraffic     = "sh_svc_traffic"
 	checkMapShTracked        = "sh_tracked"
+	checkMapShTunnelProgs    = "sh_tunnel_progs"
 	checkMapShTwin           = "sh_twin"
 	checkMapShTxPorts        = "sh_tx_ports"
 	checkMapShVlanProgs      = "sh_vlan_progs"
@@ -137,6 +138,7 @@ type checkMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -207,6 +209,7 @@ type checkMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -243,6 +246,7 @@ func (m *checkMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

@@ -23,7 +23,7 @@ func Version() *abi.Version {
 	return &abi.Version{
 		ABI: ABI, Steps: []abi.Step{Step()},
 		Objects: map[string]func() (*ebpf.CollectionSpec, error){
-			"abi": loadAbi, "xdp": loadXdp, "tc": loadTc, "stopgap": loadStopgap, "sweep": loadSweep, "drops": loadDrops, "gate": loadGate, "check": loadCheck, "vlan": loadVlan,
+			"abi": loadAbi, "xdp": loadXdp, "tc": loadTc, "stopgap": loadStopgap, "sweep": loadSweep, "drops": loadDrops, "gate": loadGate, "check": loadCheck, "vlan": loadVlan, "tunnelled": loadTunnelled,
 		},
 	}
 }

@@ -469,7 +469,7 @@ type loaded map[string]*ebpf.Collection
 
 // kept are objects, by one of their programs, from which the data plane only takes programs. Of other objects it reads
 // maps afterwards, which have to be new.
-var kept = []string{"sh_xdp", "sh_tc", "sh_clock", "sh_sweep", "sh_bulk_tx"}
+var kept = []string{"sh_xdp", "sh_tc", "sh_clock", "sh_sweep", "sh_bulk_tx", "sh_tunnelled"}
 
 // load is kernel.Load, except for programs that are loaded already, with the same instructions, constants and maps.
 func (l loaded) load(spec *ebpf.CollectionSpec, constants map[string]any, replacements map[string]*ebpf.Map) (*ebpf.Collection, error) {

@@ -7,6 +7,8 @@
  *                                  ▼                               ▼              ▼
  *                                pass                            pass           drop
  *
+ * Behind the program of a node of a cluster, what is decapsulated goes to sh_tunnelled instead of the stack.
+ *
  * Invariant: a packet that no tunnel carries to a VIP leaves as it came, so that other
  * tunnels of the host go on working. A tunnel's packet to a VIP never reaches the stack if
  * its sender is not permitted or the tunnel must not carry it.
@@ -76,6 +78,12 @@ static __always_inline enum verdict decap_stage(struct frame_ctx *ctx, struct tu
 	return verdict == VERDICT_NEXT ? outer_remove(ctx, t) : verdict;
 }
 
+/* Whether the packet of the frame is one that was in a tunnel. */
+static __always_inline int is_decapsulated(const struct tunnel *t)
+{
+	return t->outer.reason == REASON_DECAP_IPIP || t->outer.reason == REASON_DECAP_GUE;
+}
+
 SEC("xdp.frags")
 int sh_decap(struct xdp_md *ctx)
 {
@@ -86,6 +94,11 @@ int sh_decap(struct xdp_md *ctx)
 	if (verdict != VERDICT_PASS)
 		return XDP_DROP;
 	if (behind_balancer) {
+		if (tunnelled_index != INTERFACE_ANY && is_decapsulated(&t)) {
+			bpf_tail_call(ctx, &sh_tunnel_progs, tunnelled_index);
+			decap_count(REASON_INTERNAL, t.outer.frame_size); /* none is there */
+			return XDP_DROP;
+		}
 		guest_hand_on(ctx);
 		chain_after(ctx);
 	}

@@ -21,11 +21,24 @@ volatile const __be16 gue_port = 0;
  * is chained after that. */
 volatile const __u8 behind_balancer = 0;
 
+/* Where this machine is a node of a cluster, the index of the interface, for the balancer's programs get
+ * what is decapsulated. INTERFACE_ANY: the host's stack does. */
+volatile const __u32 tunnelled_index = INTERFACE_ANY;
+
+/* lb/maps.h has it. Alone, sh_decap has an empty one of its own, which it never reads. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, INTERFACE_MAX);
+} sh_tunnel_progs SEC(".maps");
+
 #define DECAP_ADDRESSES_MAX 1024 /* our choice: far more than a host has */
 
 /* VIPs, whose packets are decapsulated; the value means nothing. Written by user space
- * before the program is attached, read by the program. Full: user space refuses to start.
- * Made anew by every start, so no upgrade meets an old one. */
+ * before the program is attached, and for a node of a cluster, which has more of them, whenever they change.
+ * Read by the program. Full: user space refuses to start. Made anew by every start, so no upgrade meets an old
+ * one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct addr);
@@ -48,8 +61,8 @@ struct sender_key {
 	__be32 address[4];
 };
 
-/* Prefixes of permitted outer sources; the value means nothing. Written by user space
- * before the program is attached, read by the program. Full: user space refuses to start.
+/* Prefixes of permitted outer sources; the value means nothing. Written by user space as
+ * sh_dc_vips, read by the program. Full: user space refuses to start.
  * Made anew by every start. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

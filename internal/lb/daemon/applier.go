@@ -89,7 +89,7 @@ func (a *applier) drain() {
 // checks and next hops, and closed to new flows while this node drains. served are the services before they are
 // closed. The caller holds the lock.
 func (a *applier) desired(snapshot *state.Snapshot) (services, served []*model.Service) {
-	if a.plane.server.serves() { // no notification says that a backend is this machine
+	if a.plane.server.hasVIPs() { // no notification says that a backend is this machine
 		a.checks.doubt()
 	}
 	served = a.checks.serve(snapshot, a.plane.unreachable)

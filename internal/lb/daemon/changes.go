@@ -104,7 +104,7 @@ func nodeDifference(settings []value.SettingDifference, d reconcile.Difference) 
 func (c *changes) declare(ctx context.Context, source string, wanted Change) (err error) {
 	if stopping := c.turns.take(func() {
 		var difference reconcile.Difference
-		difference, err = c.change(ctx, state.Declaration{Source: source, Services: wanted.Declare, Part: !wanted.Whole, Withdrawn: wanted.Withdraw})
+		difference, err = c.change(ctx, state.Declaration{Source: source, Services: wanted.Declare, Part: !wanted.Whole, Withdrawn: wanted.Withdraw, Decapsulation: wanted.Decapsulation})
 		if err != nil {
 			return
 		}

@@ -167,7 +167,7 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	if err != nil {
 		return err
 	}
-	a.checks = newChecks(contents, host.Conditions, host.Events, directPath{detour, p.routes.Hop, p.server.serves, hostAddresses}, host.Log)
+	a.checks = newChecks(contents, host.Conditions, host.Events, directPath{detour, p.routes.Hop, p.server.hasVIPs, hostAddresses}, host.Log)
 	d.applier, d.overrides.applier = a, a
 	follower := resolve.Open(resolve.Options{Path: namesPath(host.Instance), Log: host.Log, Conditions: host.Conditions})
 	d.changes = newChanges(newNames(follower, host.Conditions, vipsOf(writer)), a, host)

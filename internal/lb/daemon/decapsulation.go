@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/lb/decap"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/lb/realserver"
+	"github.com/shunt-lb/shunt/internal/lb/state"
 	"github.com/shunt-lb/shunt/internal/node"
 	"github.com/shunt-lb/shunt/internal/record"
 )
@@ -25,6 +27,11 @@ import (
 //	bare, from a router ─► sh_xdp ─┬─► this machine is the flow's backend ─► stack, the VIP is on lo
 //	                               └─► another machine is ─► outer headers ─► that machine
 //	from another balancer ─► sh_xdp ─► sh_decap ─► stack
+//
+// Or a node of a cluster with direct return between nodes (docs/design/55-direct-return-in-a-cluster.md), whose stack and
+// settings have no part in it:
+//
+//	from another node ─► sh_xdp ─► sh_decap ─► sh_tunnelled ─► pod
 
 const serverSuffix = ".server"
 
@@ -55,7 +62,9 @@ type decapsulation struct {
 	state    realserver.State
 	space    string
 
+	inner   innerAddresses
 	served  atomic.Bool // this machine is a backend
+	onStack atomic.Bool // and its stack has the VIPs
 	doubted atomic.Bool // interfaces were attached to since follow
 }
 
@@ -81,29 +90,42 @@ func newDecapsulation(dp decap.DataPlane, instance string, log *slog.Logger) (*d
 // them.
 func (d *decapsulation) serves() bool { return d.served.Load() }
 
+// hasVIPs reports whether this machine has the VIPs of services with direct return itself.
+func (d *decapsulation) hasVIPs() bool { return d.onStack.Load() }
+
 // doubt makes the next follow load all programs again, because interfaces were attached to.
 func (d *decapsulation) doubt() { d.doubted.Store(true) }
 
 // follow makes the machine agree with the configuration. attached are the interfaces' attachments.
-func (d *decapsulation) follow(node model.Node, services []*model.Service, attached []kernel.Attachment) error {
-	wanted := decap.Wanted{Senders: node.Decapsulation.From, GUEPort: node.Encapsulation.GUEPort}
-	if len(wanted.Senders) > 0 {
+func (d *decapsulation) follow(next *state.Snapshot, attached []kernel.Attachment) error {
+	from := next.Decapsulation
+	wanted := decap.Wanted{Senders: from.From, GUEPort: next.Node.Encapsulation.GUEPort, Tunnelled: from.Tunnelled}
+	switch {
+	case from.Tunnelled:
+		wanted.VIPs = d.inner.list(next.Configured, from.Nodes)
+	case len(wanted.Senders) > 0:
 		own, err := hostAddresses()
 		if err != nil {
 			return err
 		}
-		wanted.VIPs = ownVIPs(services, own)
+		wanted.VIPs = ownVIPs(next.Configured, own)
 	}
 	var interfaces []string
+	var atTC string
 	for _, a := range attached {
 		if !a.Mode.AtTC() {
 			interfaces = append(interfaces, a.Interface)
-		} else if len(wanted.VIPs) > 0 {
-			return fmt.Errorf("decapsulate on interface %s: it has attach: tc, and decapsulation is at XDP; use attach: native, generic or auto, or remove decapsulation", a.Interface)
+		} else if atTC == "" {
+			atTC = a.Interface
 		}
 	}
+	// Of a cluster's node, those at tc are its pods'.
+	if len(wanted.VIPs) > 0 && atTC != "" && (!wanted.Tunnelled || len(interfaces) == 0) {
+		return fmt.Errorf("decapsulate on interface %s: it has attach: tc, and decapsulation is at XDP; use attach: native, generic or auto, or remove decapsulation", atTC)
+	}
+	onStack := len(wanted.VIPs) > 0 && !wanted.Tunnelled
 	var err error
-	if len(wanted.VIPs) > 0 { // the stack takes packets for the VIPs before it gets any
+	if onStack { // the stack takes packets for the VIPs before it gets any
 		d.state, err = realserver.Prepare(interfaces, wanted.VIPs, d.state, d.store)
 	}
 	if err == nil {
@@ -114,10 +136,52 @@ func (d *decapsulation) follow(node model.Node, services []*model.Service, attac
 		return fmt.Errorf("make this machine a backend of its own services: %w", err)
 	}
 	d.served.Store(len(wanted.VIPs) > 0)
-	if len(wanted.VIPs) == 0 {
+	d.onStack.Store(onStack)
+	if !onStack {
 		return d.restore()
 	}
 	return nil
+}
+
+// innerAddresses are the inner destinations of packets between the nodes of a cluster. Keeping them costs by the services that have
+// changed.
+type innerAddresses struct {
+	services  model.Differ
+	frontends map[netip.Addr]int // how many frontends of packets between nodes an address has
+	nodes     []netip.Addr
+	all       []netip.Addr // sorted, each once
+}
+
+// list returns the addresses of frontends of packets between nodes, and these addresses of nodes. It is not changed afterwards.
+func (i *innerAddresses) list(services []*model.Service, nodes []netip.Addr) []netip.Addr {
+	if i.frontends == nil {
+		i.frontends = map[netip.Addr]int{}
+	}
+	differ := !slices.Equal(i.nodes, nodes)
+	count := func(all []*model.Service, sign int) {
+		for _, s := range all {
+			for _, f := range s.Frontends {
+				if !f.Tunnelled() || f.Address.IsUnspecified() {
+					continue
+				}
+				differ = true
+				if i.frontends[f.Address] += sign; i.frontends[f.Address] == 0 {
+					delete(i.frontends, f.Address)
+				}
+			}
+		}
+	}
+	gone, come := i.services.Next(services)
+	count(gone, -1)
+	count(come, 1)
+	if differ {
+		i.nodes = slices.Clone(nodes)
+		i.all = slices.SortedFunc(maps.Keys(i.frontends), netip.Addr.Compare)
+		i.all = append(i.all, nodes...)
+		slices.SortFunc(i.all, netip.Addr.Compare)
+		i.all = slices.Compact(i.all)
+	}
+	return i.all
 }
 
 // ownVIPs returns the VIPs of services with direct return that have one of these addresses as a backend,

@@ -59,9 +59,9 @@ type marked interface {
 type directPath struct {
 	marked
 	hop func(backend netip.Addr) (store.Hop, bool)
-	// serves reports whether this host has the VIPs itself, because it is a backend, too.
-	serves func() bool
-	own    func() (map[netip.Addr]bool, error) // hostAddresses
+	// hasVIPs reports whether this host has the VIPs itself, because it is a backend, too.
+	hasVIPs func() bool
+	own     func() (map[netip.Addr]bool, error) // hostAddresses
 }
 
 // prepare sets up the path for services, before they are checked.
@@ -79,7 +79,7 @@ func (w directPath) prepare(services []*model.Service) {
 
 // dial implements health.DialDirect.
 func (w directPath) dial(ctx context.Context, network string, vip netip.AddrPort, backend netip.Addr, forwarding model.Forwarding) (net.Conn, error) {
-	if w.serves() {
+	if w.hasVIPs() {
 		if at, ok := besideServer(w.own, vip, backend); ok {
 			dialer := net.Dialer{KeepAlive: -1}
 			return dialer.DialContext(ctx, network, at.String())

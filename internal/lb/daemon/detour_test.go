@@ -64,7 +64,7 @@ func TestCheckTakesTheNextHop(t *testing.T) {
 		vip, backend := netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddr("10.0.0.2")
 		hop := store.Hop{Interface: 7, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}}
 		begin := time.Now()
-		w := directPath{marked: made, serves: never, hop: func(b netip.Addr) (store.Hop, bool) {
+		w := directPath{marked: made, hasVIPs: never, hop: func(b netip.Addr) (store.Hop, bool) {
 			return hop, b == backend && time.Since(begin) >= time.Second
 		}}
 		if _, err := w.dial(t.Context(), "tcp", vip, backend, model.ForwardingDSRIPIP); !errors.Is(err, errNotDialled) {
@@ -129,7 +129,7 @@ func TestCheckOfTheOwnServer(t *testing.T) {
 	defer listener.Close() //nolint:errcheck // the test is over
 	vip := listener.Addr().(*net.TCPAddr).AddrPort()
 	made := &dials{}
-	w := directPath{marked: made, serves: func() bool { return true }, own: func() (map[netip.Addr]bool, error) {
+	w := directPath{marked: made, hasVIPs: func() bool { return true }, own: func() (map[netip.Addr]bool, error) {
 		return map[netip.Addr]bool{vip.Addr(): true}, nil
 	}}
 	c, err := w.dial(t.Context(), "tcp", vip, vip.Addr(), model.ForwardingDSRL2)

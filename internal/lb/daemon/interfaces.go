@@ -319,7 +319,18 @@ func (i *interfaces) refresh(inForce []model.Interface) (anew bool) {
 // seen (ok), and no pod's interface, which may go at any time. Otherwise it returns any interface, which suffices for
 // direct return, and then ok reports whether this host's servers have the VIPs.
 func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
-	best := hopNone
+	index, mac, best := i.bestHop()
+	return index, mac, best < hopUnmet || index != 0 && i.serves()
+}
+
+// meetsAnswers reports whether what backends on this host answer is seen.
+func (i *interfaces) meetsAnswers() bool {
+	_, _, best := i.bestHop()
+	return best < hopUnmet
+}
+
+func (i *interfaces) bestHop() (index int, mac net.HardwareAddr, best int) {
+	best = hopNone
 	for _, a := range i.list() {
 		kind := i.hopBy(a)
 		if kind >= best {
@@ -329,7 +340,7 @@ func (i *interfaces) hopToHost() (index int, mac net.HardwareAddr, ok bool) {
 			best, index, mac = kind, device.Index, device.HardwareAddr
 		}
 	}
-	return index, mac, best < hopUnmet || index != 0 && i.serves()
+	return index, mac, best
 }
 
 // The ways in which packets reach this host through an attachment, the best first.

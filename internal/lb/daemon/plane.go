@@ -77,7 +77,7 @@ func (p *plane) set(machine model.Node, ports value.PortRange) error {
 // a backend, or has stopped being one.
 func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 	before := p.server.serves()
-	err = p.server.follow(next.Node, next.Configured, p.interfaces.list())
+	err = p.server.follow(next, p.interfaces.list())
 	if turned = p.server.serves() != before; turned {
 		p.routes.Review() // the way to this machine itself is another one
 	}
@@ -85,10 +85,9 @@ func (p *plane) followServer(next *state.Snapshot) (turned bool, err error) {
 }
 
 // unreachable reports whether a backend is known to be unreachable, with direct return or without. A backend
-// that is this machine, which decapsulates, is reached with direct return alone: at XDP its answers to NAT are
-// not seen.
+// that is this machine, which decapsulates, is reached with direct return alone, unless its answers to NAT are seen.
 func (p *plane) unreachable(direct bool, backend netip.Addr) bool {
-	return p.routes.Unreachable(backend) || !direct && p.server.serves() && p.routes.Here(backend)
+	return p.routes.Unreachable(backend) || !direct && p.server.serves() && p.routes.Here(backend) && !p.interfaces.meetsAnswers()
 }
 
 // leave releases the data plane as SIGKILL would, but in order: the programs trust the next hops for as long as

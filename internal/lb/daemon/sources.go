@@ -18,6 +18,9 @@ type Source struct {
 	// services of the file, so that a restart withdraws no service that continues. A service with a name or a
 	// frontend of a file's service is left out, and the log says so. nil: the source has none yet.
 	First func() []model.Service
+	// FirstDecapsulation returns the source's part of direct return between nodes at the start, as Change has it. nil: the
+	// source has none.
+	FirstDecapsulation func() *model.Decapsulation
 	// Run calls declare whenever the source wants other services than before, and returns soon after ctx has
 	// ended.
 	//
@@ -35,6 +38,8 @@ type Change struct {
 	Withdraw []string
 	// Whole says that Declare lists all services that the source wants.
 	Whole bool
+	// Decapsulation is this machine's part of direct return between the nodes of a cluster: see state.Declaration.
+	Decapsulation *model.Decapsulation
 }
 
 // sourceFile is the configuration file's name as a source.
@@ -54,10 +59,13 @@ func first(config model.Config, sources []Source, writer *state.Writer, log *slo
 			continue
 		}
 		declared := state.Declaration{Source: source.Name, Services: source.First()}
+		if source.FirstDecapsulation != nil {
+			declared.Decapsulation = source.FirstDecapsulation()
+		}
 		for {
 			_, err := writer.Try(append(all, declared)...)
 			var conflict *state.ConflictError
-			if !errors.As(err, &conflict) || conflict.Source != source.Name {
+			if !errors.As(err, &conflict) || conflict.Source != source.Name || conflict.Service == "" {
 				break // another fault is reported for all services, when they are applied
 			}
 			log.Warn("a service is left out", "source", source.Name, "service", conflict.Service, "error", err)

@@ -35,7 +35,9 @@ func (u *uppers) follow(snapshot *state.Snapshot) {
 	vips := map[netip.Addr]bool{}
 	for _, s := range snapshot.Services {
 		for _, f := range s.Frontends {
-			vips[f.Address] = true
+			if !f.Tunnelled() {
+				vips[f.Address] = true
+			}
 		}
 	}
 	var found []condition.Condition

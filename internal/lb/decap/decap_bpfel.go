@@ -35,9 +35,11 @@ const (
 	decapMapShDcSenders    = "sh_dc_senders"
 	decapMapShDcVips       = "sh_dc_vips"
 	decapMapShGuest        = "sh_guest"
+	decapMapShTunnelProgs  = "sh_tunnel_progs"
 	decapProgShDecap       = "sh_decap"
 	decapVarBehindBalancer = "behind_balancer"
 	decapVarGuePort        = "gue_port"
+	decapVarTunnelledIndex = "tunnelled_index"
 )
 
 // loadDecap returns the embedded CollectionSpec for decap.
@@ -89,12 +91,13 @@ type decapProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type decapMapSpecs struct {
-	ShChain     *ebpf.MapSpec `ebpf:"sh_chain"`
-	ShDcLocals  *ebpf.MapSpec `ebpf:"sh_dc_locals"`
-	ShDcReasons *ebpf.MapSpec `ebpf:"sh_dc_reasons"`
-	ShDcSenders *ebpf.MapSpec `ebpf:"sh_dc_senders"`
-	ShDcVips    *ebpf.MapSpec `ebpf:"sh_dc_vips"`
-	ShGuest     *ebpf.MapSpec `ebpf:"sh_guest"`
+	ShChain       *ebpf.MapSpec `ebpf:"sh_chain"`
+	ShDcLocals    *ebpf.MapSpec `ebpf:"sh_dc_locals"`
+	ShDcReasons   *ebpf.MapSpec `ebpf:"sh_dc_reasons"`
+	ShDcSenders   *ebpf.MapSpec `ebpf:"sh_dc_senders"`
+	ShDcVips      *ebpf.MapSpec `ebpf:"sh_dc_vips"`
+	ShGuest       *ebpf.MapSpec `ebpf:"sh_guest"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 }
 
 // decapVariableSpecs contains global variables before they are loaded into the kernel.
@@ -103,6 +106,7 @@ type decapMapSpecs struct {
 type decapVariableSpecs struct {
 	BehindBalancer *ebpf.VariableSpec `ebpf:"behind_balancer"`
 	GuePort        *ebpf.VariableSpec `ebpf:"gue_port"`
+	TunnelledIndex *ebpf.VariableSpec `ebpf:"tunnelled_index"`
 }
 
 // decapObjects contains all objects after they have been loaded into the kernel.
@@ -125,12 +129,13 @@ func (o *decapObjects) Close() error {
 //
 // It can be passed to loadDecapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type decapMaps struct {
-	ShChain     *ebpf.Map `ebpf:"sh_chain"`
-	ShDcLocals  *ebpf.Map `ebpf:"sh_dc_locals"`
-	ShDcReasons *ebpf.Map `ebpf:"sh_dc_reasons"`
-	ShDcSenders *ebpf.Map `ebpf:"sh_dc_senders"`
-	ShDcVips    *ebpf.Map `ebpf:"sh_dc_vips"`
-	ShGuest     *ebpf.Map `ebpf:"sh_guest"`
+	ShChain       *ebpf.Map `ebpf:"sh_chain"`
+	ShDcLocals    *ebpf.Map `ebpf:"sh_dc_locals"`
+	ShDcReasons   *ebpf.Map `ebpf:"sh_dc_reasons"`
+	ShDcSenders   *ebpf.Map `ebpf:"sh_dc_senders"`
+	ShDcVips      *ebpf.Map `ebpf:"sh_dc_vips"`
+	ShGuest       *ebpf.Map `ebpf:"sh_guest"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 }
 
 func (m *decapMaps) Close() error {
@@ -141,6 +146,7 @@ func (m *decapMaps) Close() error {
 		m.ShDcSenders,
 		m.ShDcVips,
 		m.ShGuest,
+		m.ShTunnelProgs,
 	)
 }
 
@@ -150,6 +156,7 @@ func (m *decapMaps) Close() error {
 type decapVariables struct {
 	BehindBalancer *ebpf.Variable `ebpf:"behind_balancer"`
 	GuePort        *ebpf.Variable `ebpf:"gue_port"`
+	TunnelledIndex *ebpf.Variable `ebpf:"tunnelled_index"`
 }
 
 // decapPrograms contains all programs after they have been loaded into the kernel.

@@ -16,6 +16,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // directory holds the pinned links of sh_decap. No instance has such a name.
@@ -89,14 +90,35 @@ func Attach(opts Options) (*Program, error) {
 	return d, nil
 }
 
+// balancer is the balancer whose program calls this one.
+type balancer struct {
+	shared    map[string]*ebpf.Map // its maps
+	tunnelled uint32               // index of the program that gets decapsulated packets, or noIndex
+}
+
+// noIndex is INTERFACE_ANY of bpf/lb/types.h: the stack gets decapsulated packets.
+const noIndex = ^uint32(0)
+
+// clusterMax is the number of inner destinations, and of senders, for a node of a cluster: far more than a cluster has nodes, and as
+// many addresses as services can have. The maps take memory as needed.
+const clusterMax = 1 << 16
+
 // load makes program and maps, and fills the maps, so that the program is complete before it
-// sees a packet. shared are maps of a balancer's program that calls this one; nil: none does.
-func (d *Program) load(opts Options, shared map[string]*ebpf.Map) error {
+// sees a packet. behind is nil if no balancer's program calls this one.
+func (d *Program) load(opts Options, behind *balancer) error {
 	spec, err := loadDecap()
 	if err != nil {
 		return fmt.Errorf("read the embedded object: %w", err)
 	}
-	if d.objects, err = kernel.Load(spec, map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort), decapVarBehindBalancer: uint8(min(1, len(shared)))}, shared); err != nil {
+	constants, shared := map[string]any{decapVarGuePort: kernel.ToWire(opts.GUEPort)}, map[string]*ebpf.Map(nil)
+	if behind != nil {
+		constants[decapVarBehindBalancer], constants[decapVarTunnelledIndex], shared = uint8(1), behind.tunnelled, behind.shared
+		if behind.tunnelled != noIndex {
+			spec.Maps[decapMapShDcVips].Flags |= unix.BPF_F_NO_PREALLOC
+			spec.Maps[decapMapShDcVips].MaxEntries, spec.Maps[decapMapShDcSenders].MaxEntries = clusterMax, clusterMax
+		}
+	}
+	if d.objects, err = kernel.Load(spec, constants, shared); err != nil {
 		return fmt.Errorf("load the program that decapsulates: %w", err)
 	}
 	d.program = d.objects.Programs[decapProgShDecap]
@@ -123,6 +145,14 @@ func (d *Program) load(opts Options, shared map[string]*ebpf.Map) error {
 func (d *Program) put(name string, key any, what string) error {
 	if err := d.objects.Maps[name].Put(key, uint32(1)); err != nil {
 		return fmt.Errorf("write %s into %s, which has room for %d: %w", what, name, d.objects.Maps[name].MaxEntries(), err)
+	}
+	return nil
+}
+
+// remove undoes put. It succeeds if there is nothing to undo.
+func (d *Program) remove(name string, key any, what string) error {
+	if err := d.objects.Maps[name].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove %s from %s: %w", what, name, err)
 	}
 	return nil
 }

@@ -137,6 +137,10 @@ type Frontend struct {
 // Configured reports whether clients talk to the frontend.
 func (f Frontend) Configured() bool { return f.Protocol&Fragments == 0 }
 
+// Tunnelled reports whether only packets of services with Policy.Tunnelled use the frontend. Its address is then no
+// address of this machine's: it is not announced, and nothing else has to know it.
+func (f Frontend) Tunnelled() bool { return f.Protocol&Tunnelled != 0 }
+
 // Covers reports whether the frontend contains all of another one.
 func (f Frontend) Covers(g Frontend) bool {
 	return f.Address == g.Address && f.Protocol == g.Protocol && f.Ports.First <= g.Ports.First && g.Ports.Last <= f.Ports.Last
@@ -295,6 +299,17 @@ type Node struct {
 // services with direct return.
 type Decapsulation struct {
 	From []netip.Prefix // outer sources; empty: it decapsulates nothing
+	// Tunnelled gives decapsulated packets to services with frontends of the protocol Tunnelled, not to the host's stack. Then From
+	// lists the other nodes of a cluster.
+	Tunnelled bool
+	// Nodes are inner destinations, in addition to the addresses of those frontends: addresses of all nodes, at
+	// whose ports a frontend with the unspecified address may be. They matter only with Tunnelled.
+	Nodes []netip.Addr
+}
+
+// Equal reports whether two decapsulations are equal. The order of their lists matters.
+func (d Decapsulation) Equal(o Decapsulation) bool {
+	return d.Tunnelled == o.Tunnelled && slices.Equal(d.From, o.From) && slices.Equal(d.Nodes, o.Nodes)
 }
 
 // Sockets says which programs of this machine reach services at their sockets.

@@ -39,6 +39,7 @@ func policyAttributes(p model.Policy) []attribute {
 		{"hash", choose(p.HashAddresses, "addresses", "flow")},
 		{"affinity_choice", choose(p.Draws, "drawn", "by address")},
 		{"inside", choose(p.Inside, "another service", none)},
+		{"tunnelled", choose(p.Tunnelled, "another service", none)},
 		{"begun_before", choose(p.PassesBegun, "pass", "take")},
 		{"max_flows", bound(p.FlowsMax)},
 		{"max_new_flows_per_source", choose(p.SourceRate > 0, fmt.Sprintf("%d/s", p.SourceRate), none)},

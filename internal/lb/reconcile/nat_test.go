@@ -28,7 +28,7 @@ func (w *world) drawMerge() reconcile.Desired {
 	d := w.attempt
 	for i, into := range d.Services {
 		for j, from := range d.Services {
-			if i == j || into.Forwarding != from.Forwarding || len(from.Frontends) == 0 || rapid.Bool().Draw(w.T, "not these") {
+			if i == j || into.Forwarding != from.Forwarding || len(from.Frontends) == 0 || !takes(into, from) || rapid.Bool().Draw(w.T, "not these") {
 				continue
 			}
 			merged := *into
@@ -47,6 +47,12 @@ func (w *world) drawMerge() reconcile.Desired {
 		}
 	}
 	return w.drawDesired()
+}
+
+// takes reports whether a service may have another one's frontends: those of clients and those of packets between nodes have different services.
+func takes(into, from *model.Service) bool {
+	tunnelled := from.Frontends[0].Tunnelled()
+	return (len(into.Frontends) == 0 || into.Frontends[0].Tunnelled() == tunnelled) && (!tunnelled || into.Announce == model.AnnounceNone)
 }
 
 // drawRename returns the last attempt with another name for one service, or with two names exchanged.

@@ -140,6 +140,7 @@ func (w *world) drawDesired() reconcile.Desired {
 		if translates {
 			s.Forwarding = model.ForwardingNATDestination
 		}
+		s.Policy.Tunnelled = s.Forwarding.Encapsulates() && rapid.Bool().Draw(w.T, "tunnels")
 		w.drawLists(&s)
 		for _, text := range poolBackends {
 			if rapid.IntRange(0, 2).Draw(w.T, "has") == 0 {
@@ -148,12 +149,25 @@ func (w *world) drawDesired() reconcile.Desired {
 		}
 		d.Services = append(d.Services, &s)
 	}
-	give := func(address string, ports value.PortRange) {
-		owner := rapid.IntRange(-1, len(d.Services)-1).Draw(w.T, "owner")
-		if owner >= 0 {
-			d.Services[owner].Frontends = append(d.Services[owner].Frontends,
-				model.Frontend{Address: netip.MustParseAddr(address), Ports: ports, Protocol: model.TCP})
+	var services [2][]*model.Service // of clients, and of packets between nodes
+	for _, s := range d.Services {
+		level := 0
+		if s.Forwarding == model.ForwardingNATDestination && s.Announce == model.AnnounceNone && rapid.Bool().Draw(w.T, "tunnelled") {
+			level = 1
 		}
+		services[level] = append(services[level], s)
+	}
+	giveIn := func(level int, address string, ports value.PortRange) {
+		owner := rapid.IntRange(-1, len(services[level])-1).Draw(w.T, "owner")
+		if owner >= 0 {
+			s := services[level][owner]
+			s.Frontends = append(s.Frontends, model.Frontend{Address: netip.MustParseAddr(address), Ports: ports,
+				Protocol: []model.Protocol{model.TCP, model.TCP | model.Tunnelled}[level]})
+		}
+	}
+	give := func(address string, ports value.PortRange) { giveIn(0, address, ports) }
+	for _, address := range []string{poolVIPs[0], poolVIPs[2], "0.0.0.0", "::"} {
+		giveIn(1, address, poolPorts[0])
 	}
 	for _, address := range poolVIPs {
 		for _, ports := range poolPorts {
@@ -321,6 +335,9 @@ func wanted(d reconcile.Desired) []string {
 				if f.Address.Is6() == ipv6 {
 					frontends++
 					lines = append(lines, fmt.Sprintf("frontend %s: %s %d", f, s.Name, seed))
+					if f.Tunnelled() {
+						continue
+					}
 					record := addresses[f.Address]
 					record.VIP = true
 					record.Announce = record.Announce || s.Announce == model.AnnounceL2
@@ -355,7 +372,7 @@ func wanted(d reconcile.Desired) []string {
 	for address := range addresses {
 		var there []*model.Service
 		for _, s := range d.Services {
-			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address == address }) {
+			if slices.ContainsFunc(s.Frontends, func(f model.Frontend) bool { return f.Address == address && !f.Tunnelled() }) {
 				there = append(there, s)
 			}
 		}

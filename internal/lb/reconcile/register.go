@@ -39,7 +39,7 @@ type use struct {
 	alive int // where it is not down
 }
 
-// role counts the frontends at an address.
+// role counts the frontends at an address, without those of packets between nodes.
 type role struct {
 	frontends int
 	announced int // of services that have it announced
@@ -200,6 +200,9 @@ func (g *register) count(d *declared, sign int) {
 }
 
 func (g *register) countFrontend(half *targetService, f model.Frontend, announced bool, sign int) {
+	if f.Tunnelled() { // it makes no address ours, and its fragments follow their first one
+		return
+	}
 	r := g.addresses[f.Address]
 	r.frontends += sign
 	if announced {

@@ -115,7 +115,7 @@ func (s *scope) addFrontends(m *mirror, desired *register, c *change) {
 				seen[f] = true
 				add(f)
 			}
-			if at := fragmentsOf(f); !seen[at] {
+			if at := fragmentsOf(f); !seen[at] && !f.Tunnelled() {
 				seen[at] = true
 				fragments = append(fragments, at)
 			}
@@ -131,7 +131,9 @@ func (s *scope) addFrontends(m *mirror, desired *register, c *change) {
 func (s *scope) addAddresses(desired *register, c *change) {
 	for _, half := range slices.Concat(s.services, halvesIn(c.gone)) {
 		for _, f := range half.frontends {
-			s.addresses = append(s.addresses, f.Address)
+			if !f.Tunnelled() {
+				s.addresses = append(s.addresses, f.Address)
+			}
 		}
 	}
 	for _, sets := range [][2]map[netip.Addr]bool{{desired.sources, c.sources}, {desired.hostOwn, c.hostOwn}} {

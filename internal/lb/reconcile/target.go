@@ -71,6 +71,9 @@ func halvesOf(service *model.Service) (halves []targetService, err error) {
 	if err := checkFilters(service); err != nil {
 		return nil, err
 	}
+	if err := checkTunnelled(service); err != nil {
+		return nil, err
+	}
 	for _, ipv6 := range []bool{false, true} {
 		half := targetService{
 			serviceKey: serviceKey{name: service.Name, ipv6: ipv6},
@@ -96,6 +99,41 @@ func halvesOf(service *model.Service) (halves []targetService, err error) {
 		halves = append(halves, half)
 	}
 	return halves, nil
+}
+
+// checkTunnelled protects the maps from sources: the two levels of a service between nodes have to be such that a
+// packet is encapsulated once at most, and a frontend of the second level must not look like a frontend of clients.
+func checkTunnelled(service *model.Service) error {
+	if service.Policy.Tunnelled && !service.Forwarding.Encapsulates() {
+		return fmt.Errorf("service %q goes on at another service of this machine, and has forwarding %s: it must be %s or %s",
+			service.Name, service.Forwarding, model.ForwardingDSRIPIP, model.ForwardingDSRGUE)
+	}
+	of := func(f model.Frontend, fault string) error {
+		return fmt.Errorf("frontend %s of service %q %s", f, service.Name, fault)
+	}
+	for _, f := range service.Frontends {
+		switch {
+		case !f.Tunnelled() && f.Address.IsUnspecified():
+			return of(f, "has the unspecified address, which only a frontend of packets between nodes can have")
+		case !f.Tunnelled():
+		case f.Protocol&^model.Tunnelled != model.TCP && f.Protocol&^model.Tunnelled != model.UDP:
+			return of(f, "is for packets between nodes, and for something else as well")
+		case !f.Ports.Exact():
+			return of(f, "is for packets between nodes, and has more than one port")
+		case service.Forwarding != model.ForwardingNATDestination:
+			return of(f, fmt.Sprintf("is for packets between nodes, and forwarding is %s: it must be %s, so that no packet is encapsulated twice", service.Forwarding, model.ForwardingNATDestination))
+		case service.Announce.Answers():
+			return of(f, "is for packets between nodes, and cannot be announced")
+		case !service.Frontends[0].Tunnelled():
+			return of(f, "is for packets between nodes, and other frontends of the service are not")
+		}
+	}
+	if len(service.Frontends) > 0 && service.Frontends[0].Tunnelled() {
+		if i := slices.IndexFunc(service.Frontends, func(f model.Frontend) bool { return !f.Tunnelled() }); i >= 0 {
+			return of(service.Frontends[i], "is for clients, and other frontends of the service are for packets between nodes")
+		}
+	}
+	return nil
 }
 
 // addBackends adds the backends that serve the half's family, and decides the size of its table.
@@ -154,9 +192,11 @@ func serving(service *model.Service, ipv6 bool) []model.Backend {
 
 // Deserted returns the families, "IPv4" or "IPv6", whose frontends of the service have no backend that takes
 // new flows.
+//
+// A service of packets between nodes has none where a node has no endpoint, which is no fault.
 func Deserted(service *model.Service) (families []string) {
 	for _, ipv6 := range []bool{false, true} {
-		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 }) {
+		if !slices.ContainsFunc(service.Frontends, func(f model.Frontend) bool { return f.Address.Is6() == ipv6 && !f.Tunnelled() }) {
 			continue
 		}
 		if !slices.ContainsFunc(serving(service, ipv6), func(b model.Backend) bool { return b.Share() > 0 }) {

@@ -119,6 +119,7 @@ const (
 	sockMapShSvcFlows       = "sh_svc_flows"
 	sockMapShSvcTraffic     = "sh_svc_traffic"
 	sockMapShTracked        = "sh_tracked"
+	sockMapShTunnelProgs    = "sh_tunnel_progs"
 	sockMapShTwin           = "sh_twin"
 	sockMapShTxPorts        = "sh_tx_ports"
 	sockMapShVlanProgs      = "sh_vlan_progs"
@@ -235,6 +236,7 @@ type sockMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -309,6 +311,7 @@ type sockMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -347,6 +350,7 @@ func (m *sockMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

@@ -90,6 +90,7 @@ const (
 	sockcloseMapShSvcFlows       = "sh_svc_flows"
 	sockcloseMapShSvcTraffic     = "sh_svc_traffic"
 	sockcloseMapShTracked        = "sh_tracked"
+	sockcloseMapShTunnelProgs    = "sh_tunnel_progs"
 	sockcloseMapShTwin           = "sh_twin"
 	sockcloseMapShTxPorts        = "sh_tx_ports"
 	sockcloseMapShVlanProgs      = "sh_vlan_progs"
@@ -196,6 +197,7 @@ type sockcloseMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -272,6 +274,7 @@ type sockcloseMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -310,6 +313,7 @@ func (m *sockcloseMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

@@ -30,6 +30,8 @@ type Revision uint64
 type Snapshot struct {
 	Revision Revision
 	Node     model.Node // as its owner declares it
+	// Decapsulation is the node's, or that of direct return between nodes if a source declares it.
+	Decapsulation model.Decapsulation
 	// Services are sorted by source name, then in the source's order, each with its Source. A drained backend has
 	// the weight 0 as its Override in all of them, and is in none after the deadline of its drain. A backend that
 	// an operator has declared up or down has this state as its Override. An unchanged service is the
@@ -70,6 +72,7 @@ type Writer struct {
 	changing   sync.Mutex
 	owner      string // the source that has configured the node; empty: none has
 	node       model.Node
+	between    between
 	sources    map[string][]*model.Service // in the source's order
 	services   map[string]*model.Service   // of all sources, by name
 	claims     claims                      // of their frontends
@@ -98,11 +101,21 @@ func NewWriter() *Writer {
 	}
 }
 
+// between is the declaration of direct return between the nodes of a cluster.
+type between struct {
+	source        string // empty: no source has declared it
+	decapsulation model.Decapsulation
+}
+
 // Declaration is a source's desired configuration.
 type Declaration struct {
 	Source string
 	// Node describes this machine. nil: the source does not describe it. Only one source does.
 	Node *model.Node
+	// Decapsulation is this machine's part of direct return between the nodes of a cluster, with Tunnelled set, or the
+	// zero value, which ends it. nil: it stays as the source last declared it. Only one source declares it, and none while
+	// the node decapsulates for its own servers.
+	Decapsulation *model.Decapsulation
 	// Services are all services that the source wants: an empty list withdraws everything. For a part they are
 	// the new or changed services.
 	Services []model.Service
@@ -128,7 +141,7 @@ func (w *Writer) Replace(declared ...Declaration) (Revision, error) {
 	if w.agrees(next) {
 		return w.snapshot.Revision, nil
 	}
-	w.owner, w.node, w.sources, w.overrides = next.owner, next.node, next.sources, next.overrides
+	w.owner, w.node, w.between, w.sources, w.overrides = next.owner, next.node, next.between, next.sources, next.overrides
 	for _, s := range next.gone {
 		delete(w.services, s.Name)
 	}
@@ -162,7 +175,7 @@ func (w *Writer) Try(declared ...Declaration) (*Snapshot, error) {
 	} else {
 		overridden = overriddenAfter(overridden, next.gone, next.come, next.overrides)
 	}
-	return w.snapshotOf(next.node, configured, overridden, next.overrides), nil
+	return w.snapshotOf(next.node, next.between, configured, overridden, next.overrides), nil
 }
 
 // draft is a writer's state after a change that has not been adopted yet.
@@ -170,6 +183,7 @@ type draft struct {
 	declaring        []string // the sources that change it
 	owner            string
 	node             model.Node
+	between          between
 	sources          map[string][]*model.Service
 	gone, come       []*model.Service // services that the change removes, and adds
 	overrides        map[overrideKey]Override
@@ -179,13 +193,16 @@ type draft struct {
 // draft returns the writer's state after these declarations. Unless there is an error, the writer's claims are then
 // the draft's claims. The caller holds changing.
 func (w *Writer) draft(declared []Declaration) (*draft, error) {
-	next := &draft{owner: w.owner, node: w.node, sources: maps.Clone(w.sources), overrides: w.overrides}
+	next := &draft{owner: w.owner, node: w.node, between: w.between, sources: maps.Clone(w.sources), overrides: w.overrides}
 	for _, d := range declared {
 		if d.Node != nil {
 			if next.owner != "" && next.owner != d.Source {
 				return nil, &ConflictError{Source: d.Source, Object: "the node", Owner: next.owner}
 			}
 			next.node, next.owner = cloneNode(*d.Node), d.Source
+		}
+		if err := next.declareBetween(d); err != nil {
+			return nil, err
 		}
 		list, gone, come, err := w.taken(d)
 		if err != nil {
@@ -202,6 +219,26 @@ func (w *Writer) draft(declared []Declaration) (*draft, error) {
 		return nil, err
 	}
 	return next, w.claims.do(next)
+}
+
+// declareBetween takes a source's part of direct return between nodes.
+func (d *draft) declareBetween(by Declaration) error {
+	if by.Decapsulation != nil {
+		if d.between.source != "" && d.between.source != by.Source {
+			return &ConflictError{Source: by.Source, Object: "direct return between nodes", Owner: d.between.source}
+		}
+		d.between = between{by.Source, cloneDecapsulation(*by.Decapsulation)}
+		if !d.between.decapsulation.Tunnelled {
+			d.between = between{}
+		}
+	}
+	if d.between.source == "" || len(d.node.Decapsulation.From) == 0 {
+		return nil
+	}
+	if by.Node != nil && by.Decapsulation == nil {
+		return &ConflictError{Source: by.Source, Object: "`decapsulation`", Owner: d.between.source, Detail: "it takes the same packets for direct return between nodes"}
+	}
+	return &ConflictError{Source: by.Source, Object: "direct return between nodes", Owner: d.owner, Detail: "it has `decapsulation`, which takes the same packets for this machine's own servers"}
 }
 
 // taken returns the list of a source after a declaration, and the difference from the list before. The writer
@@ -297,7 +334,8 @@ func (w *Writer) agrees(next *draft) bool {
 			return false
 		}
 	}
-	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.node, w.node)
+	return !next.overridesChanged && next.owner == w.owner && reflect.DeepEqual(next.node, w.node) &&
+		next.between.source == w.between.source && next.between.decapsulation.Equal(w.between.decapsulation)
 }
 
 // listOf returns the services of all sources, by source name, then in the source's order.
@@ -314,9 +352,13 @@ func listOf(sources map[string][]*model.Service) []*model.Service {
 }
 
 // snapshotOf returns the next snapshot.
-func (w *Writer) snapshotOf(node model.Node, configured []*model.Service, overridden map[*model.Service]*model.Service, overrides map[overrideKey]Override) *Snapshot {
+func (w *Writer) snapshotOf(node model.Node, between between, configured []*model.Service, overridden map[*model.Service]*model.Service, overrides map[overrideKey]Override) *Snapshot {
+	decapsulation := node.Decapsulation
+	if between.source != "" {
+		decapsulation = between.decapsulation
+	}
 	return &Snapshot{
-		Revision: w.snapshot.Revision + 1, Node: node,
+		Revision: w.snapshot.Revision + 1, Node: node, Decapsulation: decapsulation,
 		Services: effective(configured, overridden), Configured: configured, Overrides: listed(overrides),
 	}
 }
@@ -337,7 +379,7 @@ func (w *Writer) publish(gone, come []*model.Service) Revision {
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	w.snapshot = w.snapshotOf(w.node, configured, w.overridden, w.overrides)
+	w.snapshot = w.snapshotOf(w.node, w.between, configured, w.overridden, w.overrides)
 	close(w.changed)
 	w.changed = make(chan struct{})
 	return w.snapshot.Revision
@@ -361,8 +403,14 @@ func (w *Writer) Watch() (*Snapshot, <-chan struct{}) {
 func cloneNode(node model.Node) model.Node {
 	node.Interfaces = slices.Clone(node.Interfaces)
 	node.SNAT.Addresses = slices.Clone(node.SNAT.Addresses)
-	node.Decapsulation.From = slices.Clone(node.Decapsulation.From)
+	node.Decapsulation = cloneDecapsulation(node.Decapsulation)
 	return node
+}
+
+// cloneDecapsulation: see cloneNode.
+func cloneDecapsulation(d model.Decapsulation) model.Decapsulation {
+	d.From, d.Nodes = slices.Clone(d.From), slices.Clone(d.Nodes)
+	return d
 }
 
 // cloneService: see cloneNode.

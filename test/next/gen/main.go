@@ -44,7 +44,7 @@ func generate(from, to string) (err error) {
 	if err := variant.Sources(from, to, changes...); err != nil {
 		return fmt.Errorf("%w; remove %s if an earlier run has left it", err, to)
 	}
-	return compileAll(from, to, []string{"xdp", "tc", "abi", "stopgap", "sweep", "drops", "gate", "check", "vlan"})
+	return compileAll(from, to, []string{"xdp", "tc", "abi", "stopgap", "sweep", "drops", "gate", "check", "vlan", "tunnelled"})
 }
 
 // compileAll compiles objects, as many at a time as there are CPUs. The first take longest.

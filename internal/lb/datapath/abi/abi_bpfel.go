@@ -85,6 +85,7 @@ const (
 	INTERFACE_ANY       Constant = 4294967295
 	FRONTEND_FRAGMENTS  Constant = 128
 	FRONTEND_INSIDE     Constant = 64
+	FRONTEND_TUNNELLED  Constant = 32
 	FRAGMENT_NOTES_MAX  Constant = 16384
 	FILTER_ALLOWS       Constant = 1
 	FILTER_BITS_SHIFT   Constant = 8
@@ -121,6 +122,7 @@ const (
 	FEATURE_DECAP         Feature = 128
 	FEATURE_TC_INTERFACES Feature = 256
 	FEATURE_STAMPS        Feature = 512
+	FEATURE_TUNNELLED     Feature = 1024
 )
 
 type Filter struct {
@@ -312,6 +314,7 @@ const (
 	SERVICE_INSIDE           ServiceFlag = 8
 	SERVICE_PASSES_BEGUN     ServiceFlag = 16
 	SERVICE_DRAWS            ServiceFlag = 32
+	SERVICE_TUNNELLED        ServiceFlag = 64
 )
 
 type ServiceFlows struct {
@@ -474,6 +477,7 @@ const (
 	MapSvcFlows          = "sh_svc_flows"
 	MapSvcTraffic        = "sh_svc_traffic"
 	MapTracked           = "sh_tracked"
+	MapTunnelProgs       = "sh_tunnel_progs"
 	MapTxPorts           = "sh_tx_ports"
 	MapVlanProgs         = "sh_vlan_progs"
 	MapVlanTags          = "sh_vlan_tags"
@@ -579,6 +583,7 @@ type MapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
@@ -662,6 +667,7 @@ type Maps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
@@ -695,6 +701,7 @@ func (m *Maps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTxPorts,
 		m.ShVlanProgs,
 		m.ShVlanTags,

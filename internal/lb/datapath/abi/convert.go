@@ -124,10 +124,11 @@ func ToRun(first, count uint32) uint64 { return uint64(first)<<32 | uint64(count
 // FromRun is the reverse of ToRun.
 func FromRun(run uint64) (first, count uint32) { return uint32(run >> 32), uint32(run) }
 
-// The programs look for frontends of fragments, and of clients on this host, only after these are written.
+// The programs look for frontends of fragments, of clients on this host, and of packets between nodes, only after these are written.
 var (
 	_ [0]struct{} = [model.Fragments - model.Protocol(FRONTEND_FRAGMENTS)]struct{}{}
 	_ [0]struct{} = [model.Inside - model.Protocol(FRONTEND_INSIDE)]struct{}{}
+	_ [0]struct{} = [model.Tunnelled - model.Protocol(FRONTEND_TUNNELLED)]struct{}{}
 )
 
 // ToFrontendKey returns the key of a frontend with one port.
@@ -138,7 +139,11 @@ func ToFrontendKey(f model.Frontend) FrontendKey {
 // FromFrontendKey is the reverse of ToFrontendKey.
 func FromFrontendKey(k FrontendKey) model.Frontend {
 	port := kernel.FromWire(k.Port)
-	return model.Frontend{Address: FromAddr(k.Address), Ports: value.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
+	f := model.Frontend{Address: FromAddr(k.Address), Ports: value.PortRange{First: port, Last: port}, Protocol: model.Protocol(k.Protocol)}
+	if f.Tunnelled() && !f.Address.IsValid() {
+		f.Address = netip.IPv6Unspecified()
+	}
+	return f
 }
 
 // AddrCheck returns the check of an address that struct frontend in bpf/lb/types.h describes.
@@ -375,6 +380,7 @@ func policyFlags(p *model.Policy) map[ServiceFlag]*bool {
 		SERVICE_INSIDE:           &p.Inside,
 		SERVICE_PASSES_BEGUN:     &p.PassesBegun,
 		SERVICE_DRAWS:            &p.Draws,
+		SERVICE_TUNNELLED:        &p.Tunnelled,
 	}
 }
 

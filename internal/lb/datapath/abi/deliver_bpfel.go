@@ -41,6 +41,7 @@ const (
 	deliverMapShSvcFlows       = "sh_svc_flows"
 	deliverMapShSvcTraffic     = "sh_svc_traffic"
 	deliverMapShTracked        = "sh_tracked"
+	deliverMapShTunnelProgs    = "sh_tunnel_progs"
 	deliverMapShTxPorts        = "sh_tx_ports"
 	deliverMapShVlanProgs      = "sh_vlan_progs"
 	deliverMapShVlanTags       = "sh_vlan_tags"
@@ -133,6 +134,7 @@ type deliverMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
@@ -201,6 +203,7 @@ type deliverMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
@@ -234,6 +237,7 @@ func (m *deliverMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTxPorts,
 		m.ShVlanProgs,
 		m.ShVlanTags,

@@ -41,6 +41,7 @@ const (
 	dropsMapShSvcFlows    = "sh_svc_flows"
 	dropsMapShSvcTraffic  = "sh_svc_traffic"
 	dropsMapShTracked     = "sh_tracked"
+	dropsMapShTunnelProgs = "sh_tunnel_progs"
 	dropsMapShTxPorts     = "sh_tx_ports"
 	dropsMapShVlanProgs   = "sh_vlan_progs"
 	dropsMapShVlanTags    = "sh_vlan_tags"
@@ -127,6 +128,7 @@ type dropsMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
@@ -185,6 +187,7 @@ type dropsMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
@@ -218,6 +221,7 @@ func (m *dropsMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTxPorts,
 		m.ShVlanProgs,
 		m.ShVlanTags,

@@ -15,3 +15,4 @@ package abi
 //go:generate ../../../../bpf/compile gate ../../../../bpf/lb/gate.bpf.c
 //go:generate ../../../../bpf/compile check ../../../../bpf/lb/check.bpf.c
 //go:generate ../../../../bpf/compile vlan ../../../../bpf/lb/vlan.bpf.c
+//go:generate ../../../../bpf/compile tunnelled ../../../../bpf/lb/tunnelled.bpf.c

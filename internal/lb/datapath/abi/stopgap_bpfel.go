@@ -42,6 +42,7 @@ const (
 	stopgapMapShSvcFlows       = "sh_svc_flows"
 	stopgapMapShSvcTraffic     = "sh_svc_traffic"
 	stopgapMapShTracked        = "sh_tracked"
+	stopgapMapShTunnelProgs    = "sh_tunnel_progs"
 	stopgapMapShTxPorts        = "sh_tx_ports"
 	stopgapMapShVlanProgs      = "sh_vlan_progs"
 	stopgapMapShVlanTags       = "sh_vlan_tags"
@@ -134,6 +135,7 @@ type stopgapMapSpecs struct {
 	ShSvcFlows    *ebpf.MapSpec `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.MapSpec `ebpf:"sh_vlan_tags"`
@@ -202,6 +204,7 @@ type stopgapMaps struct {
 	ShSvcFlows    *ebpf.Map `ebpf:"sh_svc_flows"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
 	ShVlanTags    *ebpf.Map `ebpf:"sh_vlan_tags"`
@@ -236,6 +239,7 @@ func (m *stopgapMaps) Close() error {
 		m.ShSvcFlows,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTxPorts,
 		m.ShVlanProgs,
 		m.ShVlanTags,

@@ -52,6 +52,7 @@ const (
 	sweepMapShSvcOpen        = "sh_svc_open"
 	sweepMapShSvcTraffic     = "sh_svc_traffic"
 	sweepMapShTracked        = "sh_tracked"
+	sweepMapShTunnelProgs    = "sh_tunnel_progs"
 	sweepMapShTwin           = "sh_twin"
 	sweepMapShTxPorts        = "sh_tx_ports"
 	sweepMapShVlanProgs      = "sh_vlan_progs"
@@ -157,6 +158,7 @@ type sweepMapSpecs struct {
 	ShSvcOpen     *ebpf.MapSpec `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -228,6 +230,7 @@ type sweepMaps struct {
 	ShSvcOpen     *ebpf.Map `ebpf:"sh_svc_open"`
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -266,6 +269,7 @@ func (m *sweepMaps) Close() error {
 		m.ShSvcOpen,
 		m.ShSvcTraffic,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

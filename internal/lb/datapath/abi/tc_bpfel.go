@@ -58,6 +58,7 @@ const (
 	tcMapShSvcTraffic     = "sh_svc_traffic"
 	tcMapShSwitch         = "sh_switch"
 	tcMapShTracked        = "sh_tracked"
+	tcMapShTunnelProgs    = "sh_tunnel_progs"
 	tcMapShTwin           = "sh_twin"
 	tcMapShTxPorts        = "sh_tx_ports"
 	tcMapShVlanProgs      = "sh_vlan_progs"
@@ -169,6 +170,7 @@ type tcMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -254,6 +256,7 @@ type tcMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -305,6 +308,7 @@ func (m *tcMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShSwitch,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

@@ -24,16 +24,17 @@ type Version struct {
 
 // The objects of a version.
 const (
-	ObjectABI     = "abi"
-	ObjectXDP     = "xdp"
-	ObjectTC      = "tc"
-	ObjectStopgap = "stopgap"
-	ObjectSweep   = "sweep"
-	ObjectDrops   = "drops"
-	ObjectGate    = "gate"
-	ObjectCheck   = "check"
-	ObjectVLAN    = "vlan"
-	ObjectDeliver = "deliver"
+	ObjectABI       = "abi"
+	ObjectXDP       = "xdp"
+	ObjectTC        = "tc"
+	ObjectStopgap   = "stopgap"
+	ObjectSweep     = "sweep"
+	ObjectDrops     = "drops"
+	ObjectGate      = "gate"
+	ObjectCheck     = "check"
+	ObjectVLAN      = "vlan"
+	ObjectDeliver   = "deliver"
+	ObjectTunnelled = "tunnelled"
 )
 
 // The names of programs and maps that exist in one object only.
@@ -43,6 +44,7 @@ const (
 	ProgramTC         = tcProgShTc
 	ProgramTCStamps   = tcProgShTcStamps
 	ProgramDeliver    = deliverProgShDeliver
+	ProgramTunnelled  = tunnelledProgShTunnelled
 	ProgramSourceless = sweepProgShSourceless
 	MapDeparted       = sweepMapShDeparted
 	MapSwitch         = gateMapShSwitch
@@ -60,7 +62,7 @@ var built = &Version{
 		ObjectABI: kernel.ParseOnce(loadAbi), ObjectXDP: kernel.ParseOnce(loadXdp), ObjectTC: kernel.ParseOnce(loadTc),
 		ObjectStopgap: kernel.ParseOnce(loadStopgap), ObjectSweep: kernel.ParseOnce(loadSweep), ObjectDrops: kernel.ParseOnce(loadDrops),
 		ObjectGate: kernel.ParseOnce(loadGate), ObjectCheck: kernel.ParseOnce(loadCheck), ObjectVLAN: kernel.ParseOnce(loadVlan),
-		ObjectDeliver: kernel.ParseOnce(loadDeliver),
+		ObjectDeliver: kernel.ParseOnce(loadDeliver), ObjectTunnelled: kernel.ParseOnce(loadTunnelled),
 	},
 }
 

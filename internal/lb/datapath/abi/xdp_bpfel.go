@@ -60,6 +60,7 @@ const (
 	xdpMapShSvcTraffic     = "sh_svc_traffic"
 	xdpMapShSwitch         = "sh_switch"
 	xdpMapShTracked        = "sh_tracked"
+	xdpMapShTunnelProgs    = "sh_tunnel_progs"
 	xdpMapShTwin           = "sh_twin"
 	xdpMapShTxPorts        = "sh_tx_ports"
 	xdpMapShVlanProgs      = "sh_vlan_progs"
@@ -172,6 +173,7 @@ type xdpMapSpecs struct {
 	ShSvcTraffic  *ebpf.MapSpec `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.MapSpec `ebpf:"sh_switch"`
 	ShTracked     *ebpf.MapSpec `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.MapSpec `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.MapSpec `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.MapSpec `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.MapSpec `ebpf:"sh_vlan_progs"`
@@ -258,6 +260,7 @@ type xdpMaps struct {
 	ShSvcTraffic  *ebpf.Map `ebpf:"sh_svc_traffic"`
 	ShSwitch      *ebpf.Map `ebpf:"sh_switch"`
 	ShTracked     *ebpf.Map `ebpf:"sh_tracked"`
+	ShTunnelProgs *ebpf.Map `ebpf:"sh_tunnel_progs"`
 	ShTwin        *ebpf.Map `ebpf:"sh_twin"`
 	ShTxPorts     *ebpf.Map `ebpf:"sh_tx_ports"`
 	ShVlanProgs   *ebpf.Map `ebpf:"sh_vlan_progs"`
@@ -311,6 +314,7 @@ func (m *xdpMaps) Close() error {
 		m.ShSvcTraffic,
 		m.ShSwitch,
 		m.ShTracked,
+		m.ShTunnelProgs,
 		m.ShTwin,
 		m.ShTxPorts,
 		m.ShVlanProgs,

@@ -36,6 +36,7 @@ type attached struct {
 	vlan       *vlan                             // nil where its frames come in by itself
 	guests     *kernel.GuestHook                 // at XDP: other products' programs, behind this one
 	isPod      bool                              // at tc, by the programs that pods share, which are the plane's
+	tunnelled  bool                              // at XDP: it has a program for packets out of tunnels
 }
 
 // String is the interface in messages.
@@ -153,7 +154,7 @@ func (d *Plane) attach(iface string, mode model.Attach, isPod bool) (kernel.Atta
 	a := &attached{Attachment: kernel.Attachment{Interface: iface}, asked: mode, ifindex: dev.Attrs().Index, index: index,
 		redirectBack: tagged == nil && redirectsBack(dev), vlan: tagged, isPod: isPod}
 	if old := d.attached[iface]; old != nil {
-		a.Reason = old.Reason
+		a.Reason, a.tunnelled = old.Reason, old.tunnelled && old.index == index
 	}
 	switch {
 	case mode == model.AttachTC:

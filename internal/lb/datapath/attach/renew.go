@@ -115,6 +115,11 @@ func (d *Plane) renew(a *attached) error {
 	if err := d.load(a); err != nil {
 		return err
 	}
+	if a.tunnelled {
+		if err := d.loadTunnelled(a); err != nil {
+			return errors.Join(err, a.closePrograms())
+		}
+	}
 	if err := d.run(a, a.link.Update); err != nil {
 		return errors.Join(err, a.closePrograms())
 	}

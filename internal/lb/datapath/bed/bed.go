@@ -116,7 +116,7 @@ func Fill(t *testing.T, to reconcile.Maps) reconcile.Contents {
 		},
 		Services: map[uint32]reconcile.ServiceRecord{
 			0:  {Index: 0, Generation: 3, Name: "web", Forwarding: model.ForwardingNAT, Seed: 0xdeadbeef, Offset: 10, Size: 4, BeforeOffset: 20, BeforeSize: 2, Tracking: model.TrackingAlways, AffinityTimeout: time.Hour, Policy: model.Policy{Rejects: true, Filters: true, FlowsMax: 7, SourceRate: 9, TCPMSS: 1400}},
-			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0},
+			99: {Index: 99, Generation: 0, Name: strings.Repeat("n", 63), Forwarding: model.ForwardingDSRGUE, Tracking: model.TrackingAuto, Offset: 0, Size: 0, Policy: model.Policy{Tunnelled: true}},
 		},
 		Frontends: map[model.Frontend]uint32{
 			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP}:         0,
@@ -127,6 +127,10 @@ func Fill(t *testing.T, to reconcile.Maps) reconcile.Contents {
 			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 0, Last: 1023}, Protocol: model.TCP}:      0,
 			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 1024, Last: 2000}, Protocol: model.TCP}:   99,
 			{Address: netip.MustParseAddr("2001:db8::10"), Ports: value.PortRange{First: 65000, Last: 65535}, Protocol: model.TCP}: 99,
+
+			{Address: netip.MustParseAddr("192.0.2.10"), Ports: value.PortRange{First: 80, Last: 80}, Protocol: model.TCP | model.Tunnelled}: 99,
+			{Address: netip.IPv4Unspecified(), Ports: value.PortRange{First: 30080, Last: 30080}, Protocol: model.TCP | model.Tunnelled}:     0,
+			{Address: netip.IPv6Unspecified(), Ports: value.PortRange{First: 30080, Last: 30080}, Protocol: model.UDP | model.Tunnelled}:     99,
 		},
 		Addresses: map[netip.Addr]reconcile.AddressRecord{},
 		Slots: map[uint32]reconcile.Table{99: {}, 0: reconcile.NewTable([]reconcile.Slot{

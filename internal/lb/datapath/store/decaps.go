@@ -25,6 +25,22 @@ func (w *Writer) ClearDecap(index uint32) error {
 	return w.remove(abi.MapDecapProgs, index, "the program that decapsulates for an interface")
 }
 
+// PutTunnelled makes sh_decap of the interface at an index, if it is loaded for that, pass decapsulated packets to a program.
+func (w *Writer) PutTunnelled(index uint32, program *ebpf.Program) error {
+	return w.maps[abi.MapTunnelProgs].Put(index, program)
+}
+
+// ClearTunnelled undoes PutTunnelled. It succeeds if there is nothing to undo.
+func (w *Writer) ClearTunnelled(index uint32) error {
+	if IsPods(index) {
+		return nil
+	}
+	return w.remove(abi.MapTunnelProgs, index, "the program for packets out of tunnels of an interface")
+}
+
+// TunnelPrograms returns the map that PutTunnelled fills, for programs of other packages.
+func (v *View) TunnelPrograms() *ebpf.Map { return v.maps[abi.MapTunnelProgs] }
+
 // Reasons returns the map of the counters of reasons, for programs of other packages.
 func (v *View) Reasons() *ebpf.Map { return v.maps[abi.MapReasons] }
 

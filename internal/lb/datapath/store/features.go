@@ -19,6 +19,9 @@ func featuresOf(forwarding model.Forwarding, affinity bool, policy model.Policy)
 	if policy.TCPMSS > 0 {
 		needed |= abi.FEATURE_MSS
 	}
+	if policy.Tunnelled {
+		needed |= abi.FEATURE_TUNNELLED
+	}
 	return needed
 }
 
@@ -35,6 +38,9 @@ func (v *View) FeaturesInUse() (needed abi.Feature) {
 	}
 	if v.maps[abi.MapDecapProgs].Iterate().Next(new(uint32), new(uint32)) {
 		needed |= abi.FEATURE_DECAP
+	}
+	if v.maps[abi.MapTunnelProgs].Iterate().Next(new(uint32), new(uint32)) {
+		needed |= abi.FEATURE_TUNNELLED
 	}
 	for i := range v.backends {
 		if v.isHost(v.backends[i].Hop) {

@@ -177,6 +177,6 @@ func (w *Writer) ClearInterface(index uint32, ifindex int) (err error) {
 	if at, has := w.IndexOf(ifindex); has && at == index {
 		err = w.remove(abi.MapIfindexes, uint32(ifindex), "an interface")
 	}
-	return errors.Join(err, w.ClearVLAN(index), w.ClearDecap(index), w.remove(abi.MapTxPorts, index, "an interface"),
+	return errors.Join(err, w.ClearVLAN(index), w.ClearDecap(index), w.ClearTunnelled(index), w.remove(abi.MapTxPorts, index, "an interface"),
 		w.maps[abi.MapInterfaces].Put(index, abi.Interface{}))
 }

@@ -27,7 +27,7 @@ import (
 //   - a service that filters has a prefix of length 0, for sources in no list, and loses
 //     its last one only after a Grace since it stopped filtering;
 //   - there are no more prefixes than there is room for;
-//   - a VIP is put when it has a frontend, and loses its last one after it is withdrawn.
+//   - a VIP is put when it has a frontend of clients, and loses its last one after it is withdrawn.
 //     A range of ports may be removed earlier, because another range that replaces it may share parts of it.
 
 func (m *Maps) violation(operation, format string, arguments ...any) {
@@ -247,14 +247,14 @@ func (m *Maps) checkDeleteService(operation string, index uint32, generation uin
 }
 
 func (m *Maps) checkDeleteFrontend(operation string, f model.Frontend) {
-	if _, ok := m.frontends[f]; !ok || !m.addresses[f.Address].VIP {
+	if _, ok := m.frontends[f]; !ok || f.Tunnelled() || !m.addresses[f.Address].VIP {
 		return
 	}
 	if !f.Ports.Exact() && f.Ports != value.AnyPort {
 		return
 	}
 	for other := range m.frontends {
-		if other != f && other.Address == f.Address {
+		if other != f && other.Address == f.Address && !other.Tunnelled() {
 			return
 		}
 	}
@@ -266,7 +266,7 @@ func (m *Maps) checkPutAddress(operation string, record reconcile.AddressRecord)
 		return
 	}
 	for f := range m.frontends {
-		if f.Address == record.Address {
+		if f.Address == record.Address && !f.Tunnelled() {
 			return
 		}
 	}
