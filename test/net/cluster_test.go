@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -372,14 +373,8 @@ func (b *clusterBed) each(count int, what string, do func(ctx context.Context, i
 		})
 	}
 	wait.Wait()
-	failed := 0
-	for _, err := range errs {
-		if err != nil {
-			failed++
-		}
-	}
-	if failed > 0 {
-		b.t.Fatalf("%s: %d of %d flows broke: %v", what, failed, count, errors.Join(errs[:min(count, 200)]...))
+	if errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil }); len(errs) > 0 {
+		b.t.Fatalf("%s: %d of %d flows broke: %v", what, len(errs), count, errors.Join(errs[:min(len(errs), 20)]...))
 	}
 }
 
@@ -467,9 +462,12 @@ func TestCluster(t *testing.T) {
 		}
 		gue := c.gue
 		t.Run(map[bool]string{true: "gue", false: "ipip"}[gue]+"/"+c.attach, func(t *testing.T) {
-			flows := 600
-			if testing.Short() {
-				flows = 60
+			flows := 200 // with both ends of three variants in this process, 7,200 descriptors
+			switch {
+			case testing.Short():
+				flows = 90
+			case soak:
+				flows = 400
 			}
 			b := newClusterBed(t, gue, c.attach)
 			b.declare(nil, []string{"p21", "p22"}, []string{"p31"})
@@ -493,7 +491,7 @@ func TestCluster(t *testing.T) {
 					t.Errorf("%s %s is served by %v, want the three endpoints", to.network, to.AddrPort, served)
 				}
 				for pod, n := range served { // each has a third
-					if n < flows/5 || n > flows/2 {
+					if n < flows/10 || n > flows*2/3 {
 						t.Errorf("%s %s: %s serves %d of %d", to.network, to.AddrPort, pod, n, flows)
 					}
 				}
