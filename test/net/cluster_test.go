@@ -450,6 +450,18 @@ func (b *clusterBed) reasons(n int) map[string]uint64 {
 	return all
 }
 
+// clusterFlows is the number of flows to one address. Both ends of the flows of three variants are in this process: 7,200
+// descriptors for 200.
+func clusterFlows() int {
+	switch {
+	case testing.Short():
+		return 90
+	case soak:
+		return 400
+	}
+	return 200
+}
+
 // TestCluster: pods of other nodes see clients' addresses and answer past the node that the packets came to, which may be replaced by another
 // at any time; and endpoints and daemons come and go without a broken flow.
 func TestCluster(t *testing.T) {
@@ -462,13 +474,7 @@ func TestCluster(t *testing.T) {
 		}
 		gue := c.gue
 		t.Run(map[bool]string{true: "gue", false: "ipip"}[gue]+"/"+c.attach, func(t *testing.T) {
-			flows := 200 // with both ends of three variants in this process, 7,200 descriptors
-			switch {
-			case testing.Short():
-				flows = 90
-			case soak:
-				flows = 400
-			}
+			flows := clusterFlows()
 			b := newClusterBed(t, gue, c.attach)
 			b.declare(nil, []string{"p21", "p22"}, []string{"p31"})
 			for n := range b.Machines {
