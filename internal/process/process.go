@@ -25,6 +25,9 @@ const (
 	UserTicks   Field = 14 // CPU time
 	SystemTicks Field = 15
 	StartTicks  Field = 22 // when it began, since the machine's start
+	EndCode     Field = 27 // addresses in its memory: the end of its code
+	EnvStart    Field = 50 // and its variables
+	EnvEnd      Field = 51
 )
 
 // TicksPerSecond is USER_HZ, on every architecture that shunt is built for.

@@ -1,11 +1,9 @@
 package judge
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -145,19 +143,13 @@ func isSame(all map[int]*Process) bool {
 
 // origin returns the parent of a process, or the process that has adopted it, and when the process began (proc_pid_stat(5)).
 func origin(id int) (parent int, start uint64, ok bool) {
-	fields := stat(id)
-	if len(fields) < 21 {
+	stat, err := process.ReadStat(id)
+	if err != nil {
 		return 0, 0, false
 	}
-	parent, err1 := strconv.Atoi(fields[2])
-	start, err2 := strconv.ParseUint(fields[20], 10, 64)
-	return parent, start, errors.Join(err1, err2) == nil
-}
-
-// stat returns the fields of proc_pid_stat(5), from the end of the second one on.
-func stat(id int) []string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
-	return strings.Fields(string(text[max(0, bytes.LastIndexByte(text, ')')):]))
+	number, err1 := stat.Number(process.Parent)
+	start, err2 := stat.Number(process.StartTicks)
+	return int(number), start, errors.Join(err1, err2) == nil
 }
 
 // nameless reports whether a process runs a file without a name, such as a memfd.
@@ -193,13 +185,14 @@ const environmentTries = 1000
 // environmentSize returns the size of a program's variables in memory, once they are there: the kernel notes the end
 // of its code after that (endcode, env_start and env_end of proc_pid_stat(5)).
 func environmentSize(id int) (size uint64, known bool) {
-	fields := stat(id)
-	if len(fields) < 50 || fields[25] == "0" {
+	stat, err := process.ReadStat(id)
+	if err != nil {
 		return 0, false
 	}
-	start, err1 := strconv.ParseUint(fields[48], 10, 64)
-	end, err2 := strconv.ParseUint(fields[49], 10, 64)
-	return end - start, errors.Join(err1, err2) == nil && start <= end && end > 0
+	code, err1 := stat.Number(process.EndCode)
+	start, err2 := stat.Number(process.EnvStart)
+	end, err3 := stat.Number(process.EnvEnd)
+	return end - start, errors.Join(err1, err2, err3) == nil && code != 0 && start <= end && end > 0
 }
 
 func plain(environment string) bool { return loads(environment) == "" }
