@@ -31,8 +31,8 @@ const Record = "test/unchanged/passed.txt"
 // record is Record, seen from a package two folders below the root.
 const record = "../../" + Record
 
-const head = `# Long tests that rest while the files that they are about are as they were when they last passed:
-# package, test, kernel, and digest. Written by make test-rested; see unchanged.go.
+const head = `# Digests of long tests that rest while the files that they depend on are as they were at the last pass: package, test,
+# kernel, and digest of these files. make test-rested writes this file; see unchanged.go.
 `
 
 // Rests reports whether the test need not run now. patterns name the files that it depends on, as filepath.Glob has
