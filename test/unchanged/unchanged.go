@@ -53,10 +53,10 @@ func Rests(t *testing.T, patterns ...string) bool {
 			t.Fatal(err)
 		}
 		if passed {
-			t.Logf("%s rests: what it is about is unchanged since it passed; make test-rested has it run", name)
+			t.Logf("%s rests: its files are unchanged since it passed; make test-rested runs it", name)
 			return true
 		}
-		t.Logf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes", name)
+		t.Logf("%s runs: its files have changed since it was recorded; make test-rested records that it passes", name)
 		return false
 	}
 	t.Cleanup(func() {
@@ -121,7 +121,7 @@ func Digest(folder string, patterns ...string) (string, error) {
 			}
 		}
 		if len(files) == before {
-			return "", fmt.Errorf("no file is called %s: say where what the test is about is now", pattern)
+			return "", fmt.Errorf("no file matches %s: name the present path of the files that the test depends on", pattern)
 		}
 	}
 	slices.Sort(files)
