@@ -87,7 +87,7 @@ func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error)
 	}
 	for _, way := range ways {
 		if err := way.attach(r.bed, &closers); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("attaching macswap to %s: %w", way.in, err), stop())
+			return nil, nil, errors.Join(fmt.Errorf("attach macswap to %s: %w", way.in, err), stop())
 		}
 	}
 	return stop, nil, nil
@@ -137,7 +137,7 @@ func (way macSwapWay) attach(b *bed.Bed, closers *[]func() error) error {
 		}
 		*closers = append(*closers, objects.Close)
 		if err := objects.MacswapOut.Put(uint32(0), uint32(outIndex)); err != nil {
-			return fmt.Errorf("naming %s in the devmap: %w", way.out, err)
+			return fmt.Errorf("name %s in the devmap: %w", way.out, err)
 		}
 		program := objects.ShMacswap
 		if oneArm {

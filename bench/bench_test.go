@@ -71,7 +71,7 @@ func TestParseIperf(t *testing.T) {
 	}
 	for _, bad := range []string{"", `{"error": "unable to connect"}`} {
 		if _, err := parseIperf(bad); err == nil {
-			t.Errorf("%q is a report", bad)
+			t.Errorf("%q was taken for a report", bad)
 		}
 	}
 }

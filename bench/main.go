@@ -85,20 +85,20 @@ func parseFlags() options {
 	for _, a := range arms {
 		names = append(names, a.name)
 	}
-	armList := flag.String("arms", strings.Join(names, ","), "what to measure, comma separated")
+	armList := flag.String("arms", strings.Join(names, ","), "arms to measure, comma separated")
 	layouts := flag.String("layout", "two-arm,one-arm", "how the balancer is connected: two-arm, one-arm, or both")
 	offloads := flag.String("offload", "off", "checksum offload: off, default, or off,default")
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds; the report has medians")
+	flag.IntVar(&o.rounds, "rounds", 3, "number of rounds; the report has their medians")
 	flag.IntVar(&o.connectionRounds, "connection-rounds", 1, "rounds that also measure new connections")
-	flag.DurationVar(&o.duration, "duration", 75*time.Second, "of new connections; longer than the 60 s a port rests")
-	flag.DurationVar(&o.keepalive, "keepalive-duration", 10*time.Second, "of keep-alive requests, and of the fixed rate; 0 leaves keep-alive out")
-	flag.DurationVar(&o.bulk, "bulk-duration", 5*time.Second, "of each bulk transfer, TCP and UDP; 0 leaves them out")
+	flag.DurationVar(&o.duration, "duration", 75*time.Second, "length of the measurement of new connections; longer than the 60 s for which a port rests")
+	flag.DurationVar(&o.keepalive, "keepalive-duration", 10*time.Second, "length of the measurements of keep-alive requests and of the fixed rate; 0 leaves out keep-alive")
+	flag.DurationVar(&o.bulk, "bulk-duration", 5*time.Second, "length of each bulk transfer, TCP and UDP; 0 leaves them out")
 	flag.IntVar(&o.rate, "rate", 10000, "requests per second for the latency figures; 0 leaves them out")
 	flag.IntVar(&o.connections, "connections", 50, "connections of the client")
 	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
 	flag.StringVar(&o.shuntArgs, "shunt-args", "", "more arguments of shunt run, separated by spaces")
 	flag.StringVar(&o.out, "out", "", "directory for the report (default: bench/results, or none with --quick)")
-	flag.BoolVar(&o.quick, "quick", false, "one round of two seconds each: does everything still work?")
+	flag.BoolVar(&o.quick, "quick", false, "one round with measurements of two seconds, to check that everything works")
 	flag.Parse()
 	if o.quick {
 		o.rounds, o.connectionRounds, o.duration, o.keepalive, o.rate = 1, 1, 2*time.Second, min(o.keepalive, 2*time.Second), min(o.rate, 2000)
@@ -107,17 +107,17 @@ func parseFlags() options {
 	o.arms, o.layouts, o.offloads = strings.Split(*armList, ","), strings.Split(*layouts, ","), strings.Split(*offloads, ",")
 	for _, name := range o.arms {
 		if !slices.Contains(names, name) {
-			usage("unknown arm %q; there are %s", name, strings.Join(names, ", "))
+			usage("unknown arm %q; the arms are %s", name, strings.Join(names, ", "))
 		}
 	}
 	for _, layout := range o.layouts {
 		if layout != string(lab.TwoArm) && layout != string(lab.OneArm) {
-			usage("unknown layout %q; there are %s and %s", layout, lab.TwoArm, lab.OneArm)
+			usage("unknown layout %q; the layouts are %s and %s", layout, lab.TwoArm, lab.OneArm)
 		}
 	}
 	for _, offload := range o.offloads {
 		if offload != "off" && offload != "default" {
-			usage("unknown offload setting %q; there are off and default", offload)
+			usage("unknown offload setting %q; the settings are off and default", offload)
 		}
 	}
 	if flag.NArg() > 0 {
@@ -151,7 +151,7 @@ func benchmark(ctx context.Context, o options) (err error) {
 	}
 	r := &run{options: o, shuntArgs: strings.Fields(o.shuntArgs)}
 	if r.dir, err = os.MkdirTemp("", "shunt-bench-"); err != nil {
-		return fmt.Errorf("making a working directory: %w", err)
+		return fmt.Errorf("make a working directory: %w", err)
 	}
 	defer os.RemoveAll(r.dir)
 	if slices.Contains(o.arms, "shunt") {

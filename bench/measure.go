@@ -55,7 +55,7 @@ func (r *run) measureArm(ctx context.Context, a arm, s *sample) error {
 		err = r.bed.WaitHTTP(ctx, a.target, "ok\n", alive...) // it must have survived
 	}
 	if stopErr := stop(); err == nil && stopErr != nil {
-		err = fmt.Errorf("stopping %s: %w", a.name, stopErr)
+		err = fmt.Errorf("stop %s: %w", a.name, stopErr)
 	}
 	return err
 }

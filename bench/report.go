@@ -191,7 +191,7 @@ func (p report) write(o options) error {
 	}
 	if dir != "" {
 		if err := p.store(dir, o); err != nil {
-			return fmt.Errorf("storing the report: %w", err)
+			return fmt.Errorf("store the report: %w", err)
 		}
 	}
 	var errs []error

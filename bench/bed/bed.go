@@ -84,7 +84,7 @@ func Lock() (net.Listener, error) {
 	// An abstract socket goes away with its process, however that ends (unix(7)).
 	lock, err := net.Listen("unix", "@shunt-bench")
 	if err != nil {
-		return nil, fmt.Errorf("another benchmark is running, and two would measure each other: %w", err)
+		return nil, fmt.Errorf("another benchmark is running, and would disturb this one; wait for its end: %w", err)
 	}
 	return lock, nil
 }
@@ -291,7 +291,7 @@ func (b *Bed) InPinned(host string, cpu int, f func() error) error {
 		}
 		only.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &only); err != nil {
-			return fmt.Errorf("pinning to CPU %d: %w", cpu, err)
+			return fmt.Errorf("pin to CPU %d: %w", cpu, err)
 		}
 		return errors.Join(f(), unix.SchedSetaffinity(0, &before))
 	})

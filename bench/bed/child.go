@@ -55,7 +55,7 @@ func BuildShunt(ctx context.Context, file string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-o", file, "github.com/shunt-lb/shunt/cmd/shunt")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building shunt: %w\n%s", err, out)
+		return fmt.Errorf("build shunt: %w\n%s", err, out)
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (c *Child) Stop() error {
 	default:
 	}
 	if err := c.cmd.Process.Signal(unix.SIGTERM); err != nil {
-		return fmt.Errorf("stopping %s: %w", c.cmd.Path, err)
+		return fmt.Errorf("stop %s: %w", c.cmd.Path, err)
 	}
 	select {
 	case <-c.ended:

@@ -44,7 +44,7 @@ func TestConfiguration(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for _, arguments := range [][]string{{"x"}, {"--services", "0"}, {"--services", "65001"}, {"--backends", "0"}, {"--services", "1001", "--backends", "1000"}, {"--rounds", "0"}} {
 		if _, err := parseOptions(arguments); err == nil {
-			t.Errorf("%q: no error", arguments)
+			t.Errorf("%q was accepted, want an error", arguments)
 		}
 	}
 }

@@ -43,11 +43,11 @@ func parseOptions(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("change", flag.ContinueOnError)
 	flags.StringVar(&o.shunt, "shunt", "./shunt", "the program to measure")
-	flags.IntVar(&o.services, "services", 1000, "how many services")
+	flags.IntVar(&o.services, "services", 1000, "number of services")
 	flags.IntVar(&o.backends, "backends", 50, "backends of each service; none is in two")
 	size := flags.Uint("table-size", 4093, "slots of each service's table; 0: as many as without table_size")
-	flags.IntVar(&o.rounds, "rounds", 5, "how often each change is made; the median counts")
-	flags.BoolVar(&o.checked, "checked", false, "services have health checks, one an hour: the metrics then tell of them")
+	flags.IntVar(&o.rounds, "rounds", 5, "number of times that each change is made; the page has the median")
+	flags.BoolVar(&o.checked, "checked", false, "give the services health checks, one an hour, so that the metrics include them")
 	flags.StringVar(&o.out, "out", "", "directory for a page with the figures")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -55,13 +55,13 @@ func parseOptions(args []string) (options, error) {
 	o.tableSize = uint32(*size)
 	switch {
 	case flags.NArg() > 0:
-		return o, fmt.Errorf("%q: there are no arguments beside flags", flags.Arg(0))
+		return o, fmt.Errorf("%q: unexpected argument; there are only flags", flags.Arg(0))
 	case o.services < 1 || o.services > 65_000:
-		return o, fmt.Errorf("--services %d: must be 1 to 65000, each has an address of its own", o.services)
+		return o, fmt.Errorf("--services %d: must be 1 to 65000, because each has an address of its own", o.services)
 	case o.backends < 1 || o.services*o.backends > 1_000_000:
-		return o, fmt.Errorf("--backends %d: there can be up to a million of all services together", o.backends)
+		return o, fmt.Errorf("--backends %d: all services together can have at most a million", o.backends)
 	case o.rounds < 1:
-		return o, fmt.Errorf("--rounds %d: must be 1 at least", o.rounds)
+		return o, fmt.Errorf("--rounds %d: must be at least 1", o.rounds)
 	}
 	return o, nil
 }
@@ -115,7 +115,7 @@ func report(w io.Writer, o options, m machine.Machine, figures []figure) {
 	for _, f := range figures {
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", f.what, round(f.time), round(f.cpu), megabytes(f.memory), megabytes(f.peak))
 	}
-	fmt.Fprintln(w, "\nMemory is VmRSS and VmHWM of proc(5), so also what the daemon has mapped of the maps and of its program. The peak is that since the daemon was started.")
+	fmt.Fprintln(w, "\nMemory is VmRSS and VmHWM of proc(5), so they include the parts of maps and of the program that the daemon has mapped. The peak is since the start of the daemon.")
 }
 
 func round(d time.Duration) string { return fmt.Sprintf("%.3f s", d.Seconds()) }

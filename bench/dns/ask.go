@@ -52,7 +52,7 @@ func ask(at netip.Addr, name string) (took time.Duration, err error) {
 	case err != nil:
 		return 0, fmt.Errorf("wait for %s's answer about %s: %w", at, name, err)
 	case n < 12 || binary.BigEndian.Uint16(answer) != id || answer[3]&0xf != 0 || binary.BigEndian.Uint16(answer[6:]) == 0:
-		return 0, fmt.Errorf("%s has answered about %s: %x", at, name, answer[:n])
+		return 0, fmt.Errorf("%s gave an unexpected answer about %s: %x", at, name, answer[:n])
 	}
 	return took, nil
 }

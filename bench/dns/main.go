@@ -52,10 +52,10 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.coredns, "coredns", "coredns", "the program")
-	flag.IntVar(&o.rounds, "rounds", 20, "rounds of every way")
-	flag.IntVar(&o.block, "block", 200, "questions of a round")
-	flag.StringVar(&o.file, "json", "", "file for every question's time")
+	flag.StringVar(&o.coredns, "coredns", "coredns", "path of CoreDNS")
+	flag.IntVar(&o.rounds, "rounds", 20, "number of rounds of each way")
+	flag.IntVar(&o.block, "block", 200, "questions in each round")
+	flag.StringVar(&o.file, "json", "", "file for the time of each question")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()

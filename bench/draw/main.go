@@ -26,7 +26,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintf(os.Stderr, "draw: which charts? Usage: go run -C bench/draw . FILE%s …\n", chart.Suffix)
+		fmt.Fprintf(os.Stderr, "draw: no chart is named. Usage: go run -C bench/draw . FILE%s …\n", chart.Suffix)
 		os.Exit(2)
 	}
 	for _, file := range os.Args[1:] {

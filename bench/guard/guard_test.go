@@ -57,7 +57,7 @@ func TestEverythingIsMeasured(t *testing.T) {
 // TestUnderProtection measures in a guest, where time is the emulation's: it prints the ratios, and judges nothing.
 func TestUnderProtection(t *testing.T) {
 	if os.Getenv("SHUNT_KERNEL_TEST") == "" {
-		t.Skip("is for a guest of test/kernel; elsewhere run ./bench/guard")
+		t.Skip("runs only in a guest of test/kernel; elsewhere run ./bench/guard")
 	}
 	all := arms
 	arms = slices.DeleteFunc(slices.Clone(arms), func(a arm) bool { return a.policy != "" && a.policy != protects })

@@ -29,9 +29,9 @@ import (
 
 func main() {
 	deed.Work()
-	quick := flag.Bool("quick", false, "one short round, to standard output alone")
-	opens := flag.Bool("opens", false, "only opens that wait without BPF LSM, to standard output alone")
-	dir := flag.String("results", "bench/results", "where the page goes")
+	quick := flag.Bool("quick", false, "one short round, printed to standard output only")
+	opens := flag.Bool("opens", false, "measure only opens that wait without BPF LSM, and print to standard output only")
+	dir := flag.String("results", "bench/results", "folder for the page")
 	flag.Parse()
 	if err := run(*quick, *opens, *dir); err != nil {
 		fmt.Fprintln(os.Stderr, "guard:", err)

@@ -98,10 +98,10 @@ func Run(o Options) (Result, error) {
 func (g *generator) open() (err error) {
 	g.epoll, g.timer = -1, -1
 	if g.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("making an epoll instance: %w", err)
+		return fmt.Errorf("make an epoll instance: %w", err)
 	}
 	if g.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
-		return fmt.Errorf("making a timer: %w", err)
+		return fmt.Errorf("make a timer: %w", err)
 	}
 	if err := g.watch(g.timer, -1); err != nil {
 		return err
@@ -109,13 +109,13 @@ func (g *generator) open() (err error) {
 	for i := range g.o.Connections {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
-			return fmt.Errorf("making a socket: %w", err)
+			return fmt.Errorf("make a socket: %w", err)
 		}
 		c := &connection{fd: fd}
 		g.conns = append(g.conns, c)
 		address := &unix.SockaddrInet4{Port: int(g.o.Target.Port()), Addr: g.o.Target.Addr().As4()}
 		if err := unix.Connect(fd, address); err != nil {
-			return fmt.Errorf("connecting to %s: %w", g.o.Target, err)
+			return fmt.Errorf("connect to %s: %w", g.o.Target, err)
 		}
 		if err := errors.Join(unix.SetNonblock(fd, true), unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)); err != nil {
 			return err
@@ -132,7 +132,7 @@ func (g *generator) open() (err error) {
 func (g *generator) watch(fd, index int) error {
 	event := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(index)}
 	if err := unix.EpollCtl(g.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
-		return fmt.Errorf("watching a socket: %w", err)
+		return fmt.Errorf("watch a socket: %w", err)
 	}
 	return nil
 }
@@ -166,11 +166,11 @@ func (g *generator) loop(total int) error {
 		}
 		setting := unix.ItimerSpec{Value: unix.NsecToTimespec(max(int64(wake-time.Since(g.started)), 1))}
 		if err := unix.TimerfdSettime(g.timer, 0, &setting, nil); err != nil {
-			return fmt.Errorf("setting the timer: %w", err)
+			return fmt.Errorf("set the timer: %w", err)
 		}
 		n, err := unix.EpollWait(g.epoll, events, -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("waiting for answers: %w", err)
+			return fmt.Errorf("wait for answers: %w", err)
 		}
 		for _, event := range events[:max(n, 0)] {
 			if event.Fd >= 0 { // the timer needs no reading: setting it clears it
@@ -205,7 +205,7 @@ func (g *generator) send() error {
 		c.due, c.busy, c.got = g.queue[sent], true, c.got[:0]
 		sent++
 		if n, err := unix.Write(c.fd, []byte(request)); err != nil || n != len(request) {
-			return fmt.Errorf("sending a request: wrote %d bytes: %w", n, err)
+			return fmt.Errorf("send a request: wrote %d bytes: %w", n, err)
 		}
 		g.busyLeft++
 	}
@@ -222,11 +222,11 @@ func (g *generator) receive(c *connection) error {
 	case errors.Is(err, unix.EAGAIN):
 		return nil
 	case err != nil:
-		return fmt.Errorf("reading an answer: %w", err)
+		return fmt.Errorf("read an answer: %w", err)
 	case n == 0:
 		return errors.New("the server closed a keep-alive connection")
 	case !c.busy:
-		return fmt.Errorf("the server sent %q unasked", buffer[:n])
+		return fmt.Errorf("the server sent %q without a request", buffer[:n])
 	}
 	c.got = append(c.got, buffer[:n]...)
 	complete, err := answerComplete(c.got)

@@ -38,12 +38,12 @@ func Describe() (Machine, error) {
 	}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return m, fmt.Errorf("asking for the kernel's version: %w", err)
+		return m, fmt.Errorf("ask for the kernel's version: %w", err)
 	}
 	m.Kernel = unix.ByteSliceToString(name.Release[:])
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return m, fmt.Errorf("asking for the memory's size: %w", err)
+		return m, fmt.Errorf("ask for the memory's size: %w", err)
 	}
 	m.MemoryGB = float64(info.Totalram*uint64(info.Unit)>>20) / 1024
 	if out, err := exec.Command("git", "describe", "--always", "--dirty=+changes").Output(); err == nil {

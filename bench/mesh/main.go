@@ -49,8 +49,8 @@ type options struct {
 func parseOptions(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("mesh", flag.ContinueOnError)
-	flags.IntVar(&o.rounds, "rounds", 7, "rounds; the report has medians")
-	flags.DurationVar(&o.duration, "duration", 3*time.Second, "of each measurement, in whole seconds")
+	flags.IntVar(&o.rounds, "rounds", 7, "number of rounds; the report has their medians")
+	flags.DurationVar(&o.duration, "duration", 3*time.Second, "length of each measurement, in whole seconds")
 	rates := flags.String("rate", "5000,20000", "requests per second for the latency figures, comma separated")
 	flags.IntVar(&o.connections, "connections", 50, "connections of the client")
 	flags.BoolVar(&o.offload, "offload", false, "leave checksum and segmentation offload on, as veth has them by default")
@@ -63,7 +63,7 @@ func parseOptions(args []string) (options, error) {
 	for _, text := range strings.Split(*rates, ",") {
 		rate, err := strconv.Atoi(text)
 		if err != nil || rate < 1 {
-			return o, fmt.Errorf("--rate %s: %q must be a whole number, 1 at least", *rates, text)
+			return o, fmt.Errorf("--rate %s: %q must be a whole number of at least 1", *rates, text)
 		}
 		o.rates = append(o.rates, rate)
 	}
@@ -72,13 +72,13 @@ func parseOptions(args []string) (options, error) {
 	}
 	switch {
 	case flags.NArg() > 0:
-		return o, fmt.Errorf("%q: there are no arguments beside flags", flags.Arg(0))
+		return o, fmt.Errorf("%q: unexpected argument; there are only flags", flags.Arg(0))
 	case o.rounds < 1:
-		return o, fmt.Errorf("--rounds %d: must be 1 at least", o.rounds)
+		return o, fmt.Errorf("--rounds %d: must be at least 1", o.rounds)
 	case o.duration < time.Second || o.duration%time.Second != 0:
-		return o, fmt.Errorf("--duration %s: must be whole seconds, which wrk counts, and 1s at least", o.duration)
+		return o, fmt.Errorf("--duration %s: must be at least 1s, and whole seconds, because wrk takes no others", o.duration)
 	case o.connections < wrkThreads:
-		return o, fmt.Errorf("--connections %d: must be %d at least, one for each thread of wrk", o.connections, wrkThreads)
+		return o, fmt.Errorf("--connections %d: must be at least %d, one for each thread of wrk", o.connections, wrkThreads)
 	}
 	return o, nil
 }
@@ -117,7 +117,7 @@ func run(ctx context.Context, o options) error {
 	defer lock.Close()
 	folder, err := os.MkdirTemp("", "shunt-mesh-")
 	if err != nil {
-		return fmt.Errorf("making a working directory: %w", err)
+		return fmt.Errorf("make a working directory: %w", err)
 	}
 	defer os.RemoveAll(folder)
 	if o.shunt == "" {

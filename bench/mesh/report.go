@@ -146,11 +146,11 @@ func (r report) write() error {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("storing the report: %w", err)
+		return fmt.Errorf("store the report: %w", err)
 	}
 	page, err := os.Create(filepath.Join(dir, name+".md"))
 	if err != nil {
-		return fmt.Errorf("storing the report: %w", err)
+		return fmt.Errorf("store the report: %w", err)
 	}
 	r.markdown(page)
 	return page.Close()

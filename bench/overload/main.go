@@ -24,8 +24,8 @@ import (
 )
 
 func main() {
-	quick := flag.Bool("quick", false, "one short round, to standard output alone")
-	dir := flag.String("results", "bench/results", "where the page and the plot go")
+	quick := flag.Bool("quick", false, "one short round, printed to standard output only")
+	dir := flag.String("results", "bench/results", "folder for the page and the plot")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()

@@ -147,7 +147,7 @@ func (b *bed) measure(ctx context.Context, name string, load float64, each time.
 		return r, err
 	}
 	if len(delays) == 0 {
-		return r, errors.New("no datagram has come")
+		return r, errors.New("no datagram has arrived")
 	}
 	slices.Sort(delays)
 	r.P50, r.P99, r.Lost = delays[len(delays)/2], delays[len(delays)*99/100], lost

@@ -19,7 +19,7 @@ func addCard(b *bed.Bed, name string, addresses []netip.Prefix, mac net.Hardware
 	host := b.Host(bed.Balancer)
 	before, err := host.Netlink().LinkByName(name)
 	if err != nil {
-		return nil, fmt.Errorf("finding interface %s: %w", name, err)
+		return nil, fmt.Errorf("find interface %s: %w", name, err)
 	}
 	if err := host.DeleteInterface(name); err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func addCard(b *bed.Bed, name string, addresses []netip.Prefix, mac net.Hardware
 	tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP, Flags: netlink.TUNTAP_DEFAULTS | netlink.TUNTAP_NO_PI, Queues: 1}
 	err = host.Run(func() error { return netlink.LinkAdd(tap) })
 	if err != nil {
-		return nil, fmt.Errorf("adding the tap %s: %w", name, err)
+		return nil, fmt.Errorf("add the tap %s: %w", name, err)
 	}
 	remove = func() (err error) {
 		for _, queue := range tap.Fds {
@@ -45,7 +45,7 @@ func addCard(b *bed.Bed, name string, addresses []netip.Prefix, mac net.Hardware
 		errs = append(errs, host.Netlink().NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, errors.Join(fmt.Errorf("setting up the tap %s: %w", name, err), remove())
+		return nil, errors.Join(fmt.Errorf("set up the tap %s: %w", name, err), remove())
 	}
 	return remove, nil
 }

@@ -196,7 +196,7 @@ func (s *directSubject) measure(o options, frames []packetBytes, k *katran, f *d
 	f.settle(drop, push, shunt)
 	if k != nil {
 		if after, err := k.missed(); err != nil || after != missed {
-			return errors.Join(err, fmt.Errorf("katran forgot flows while it was measured: %d packets met none", after-missed))
+			return errors.Join(err, fmt.Errorf("katran lost flows while it was measured: %d packets found none", after-missed))
 		}
 		f.Katran = &peer{Front: other.least(), Net: other.least() - push.least(), OfItsNet: netRatio(shunt, other, push)}
 	}

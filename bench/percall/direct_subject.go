@@ -260,11 +260,11 @@ func (s *directSubject) setSlots(state string) error {
 		for i := service.Offset; i < service.Offset+service.Size; i++ {
 			var slot uint64
 			if err := s.table.Lookup(i, &slot); err != nil {
-				return fmt.Errorf("reading slot %d: %w", i, err)
+				return fmt.Errorf("read slot %d: %w", i, err)
 			}
 			slot = slot&^(slotStateMask<<slotStateShift) | slotStates[state]<<slotStateShift
 			if err := s.table.Put(i, slot); err != nil {
-				return fmt.Errorf("writing slot %d: %w", i, err)
+				return fmt.Errorf("write slot %d: %w", i, err)
 			}
 		}
 	}

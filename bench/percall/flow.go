@@ -64,10 +64,10 @@ func (s side) send(frame []byte) ([]byte, error) {
 	o.DataOut = make([]byte, 256)
 	verdict, err := s.program.Run(o)
 	if err != nil {
-		return nil, fmt.Errorf("running the program: %w", err)
+		return nil, fmt.Errorf("run the program: %w", err)
 	}
 	if verdict != xdpTX && verdict != xdpRedirect {
-		return nil, fmt.Errorf("the program said %s, not XDP_TX or XDP_REDIRECT, to %s", verdictName(verdict), describe(frame))
+		return nil, fmt.Errorf("the program returned %s, not XDP_TX or XDP_REDIRECT, for %s", verdictName(verdict), describe(frame))
 	}
 	return o.DataOut, nil
 }
@@ -165,7 +165,7 @@ func (s *subject) makeFlows(clients netip.Prefix, count uint32) (forward, revers
 func endpoints(frame []byte) (source, destination netip.AddrPort, err error) {
 	p, err := packet.Parse(frame)
 	if err != nil {
-		return source, destination, fmt.Errorf("reading the program's output: %w", err)
+		return source, destination, fmt.Errorf("read the program's output: %w", err)
 	}
 	if p.TCP == nil {
 		return source, destination, fmt.Errorf("the program's output is no TCP: %s", p)

@@ -82,14 +82,14 @@ func (k *katran) load(o options, next net.HardwareAddr) error {
 		"-c", "katran/lib/bpf/balancer.bpf.c", "-o", object)
 	clang.Dir = o.katran
 	if out, err := clang.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling katran in %s: %w\n%s\nWant a checkout of github.com/facebookincubator/katran, and clang-19", o.katran, err, out)
+		return fmt.Errorf("compile katran in %s: %w\n%s\nWant a checkout of github.com/facebookincubator/katran, and clang-19", o.katran, err, out)
 	}
 	if out, err := exec.Command("git", "-C", o.katran, "rev-parse", "--short=12", "HEAD").Output(); err == nil {
 		k.commit = strings.TrimSpace(string(out))
 	}
 	spec, err := ebpf.LoadCollectionSpec(object)
 	if err != nil {
-		return fmt.Errorf("reading katran's object: %w", err)
+		return fmt.Errorf("read katran's object: %w", err)
 	}
 	program, ok := spec.Programs[katranProgram]
 	if !ok {
@@ -97,15 +97,15 @@ func (k *katran) load(o options, next net.HardwareAddr) error {
 	}
 	program.Flags |= unix.BPF_F_XDP_HAS_FRAGS // as the front has it
 	if k.programs, err = ebpf.NewCollection(spec); err != nil {
-		return fmt.Errorf("loading katran: %w", err)
+		return fmt.Errorf("load katran: %w", err)
 	}
 	if k.flows, err = ebpf.NewMap(&ebpf.MapSpec{
 		Type: ebpf.LRUHash, KeySize: spec.Maps["fallback_cache"].KeySize, ValueSize: spec.Maps["fallback_cache"].ValueSize, MaxEntries: katranFlows,
 	}); err != nil {
-		return fmt.Errorf("making katran's table of flows: %w", err)
+		return fmt.Errorf("make katran's table of flows: %w", err)
 	}
 	if err := k.configure(o, next); err != nil {
-		return fmt.Errorf("writing katran's maps: %w", err)
+		return fmt.Errorf("write katran's maps: %w", err)
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (k *katran) program() *ebpf.Program { return k.programs.Programs[katranProg
 func (k *katran) missed() (sum uint64, err error) {
 	var all []katranCounters // of each CPU
 	if err := k.programs.Maps["stats"].Lookup(uint32(katranMissed), &all); err != nil {
-		return 0, fmt.Errorf("reading katran's counters: %w", err)
+		return 0, fmt.Errorf("read katran's counters: %w", err)
 	}
 	for _, c := range all {
 		sum += c.V2

@@ -90,7 +90,7 @@ func main() {
 	set.Set(o.cpu)
 	err := unix.SchedSetaffinity(0, &set)
 	if err != nil {
-		err = fmt.Errorf("pinning to CPU %d: %w; choose another with --cpu", o.cpu, err)
+		err = fmt.Errorf("pin to CPU %d: %w; choose another with --cpu", o.cpu, err)
 	} else if o.direct {
 		err = runDirect(o)
 	} else {
@@ -106,7 +106,7 @@ func main() {
 func parseFlags() options {
 	var o options
 	flows := flag.String("flows", "1,65536,1048576", "numbers of flows, powers of two, comma separated")
-	flag.IntVar(&o.rounds, "rounds", 15, "rounds, of which ratios are medians and nanoseconds are minima")
+	flag.IntVar(&o.rounds, "rounds", 15, "number of rounds; the report has medians of ratios, and minima of nanoseconds")
 	flag.IntVar(&o.repeat, "repeat", 1<<20, "packets per measurement")
 	flag.IntVar(&o.cpu, "cpu", runtime.NumCPU()-1, "CPU to run on")
 	flag.StringVar(&o.shunt, "shunt", "", "shunt binary (default: built from this repository)")
@@ -114,14 +114,14 @@ func parseFlags() options {
 	flag.StringVar(&o.link, "link", "", "pinned XDP link of a running instance, on the clients' side")
 	flag.StringVar(&o.reverseLink, "reverse-link", "", "pinned XDP link on the servers' side (default: --link)")
 	service := flag.String("service", "192.0.2.10:80", "virtual service, with --link")
-	clients := flag.String("clients", "198.18.0.0/15", "addresses that flows come from (RFC 2544's, for benchmarks)")
-	flag.BoolVar(&o.ordered, "ordered", false, "packets in the order in which flows were made, which caches like, instead of a random one")
-	flag.BoolVar(&o.features, "features", false, "put services beside the one that is measured, so that the programs are loaded with every feature")
+	clients := flag.String("clients", "198.18.0.0/15", "source addresses of flows (RFC 2544 has a range for benchmarks)")
+	flag.BoolVar(&o.ordered, "ordered", false, "send packets in the order in which flows were made, which suits caches, instead of a random one")
+	flag.BoolVar(&o.features, "features", false, "add services to the measured one, so that the programs are loaded with every feature")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.BoolVar(&o.direct, "direct", false, "measure direct return instead of NAT")
 	flag.StringVar(&o.katran, "katran", "", "with --direct: a checkout of github.com/facebookincubator/katran, which is measured beside dsr-ipip")
-	ways := flag.String("forwardings", "dsr-l2,dsr-ipip,dsr-gue", "with --direct: which, comma separated")
-	kinds := flag.String("traffic", "tcp4,tcp6,udp4", "with --direct: packets, comma separated")
+	ways := flag.String("forwardings", "dsr-l2,dsr-ipip,dsr-gue", "with --direct: ways of forwarding, comma separated")
+	kinds := flag.String("traffic", "tcp4,tcp6,udp4", "with --direct: kinds of packets, comma separated")
 	states := flag.String("slots", "settled,marked,transition", "with --direct: states of the slots, comma separated; all but settled for dsr-ipip and tcp4 only")
 	flag.Parse()
 	err := o.parseDirect(*ways, *kinds, *states)
@@ -170,7 +170,7 @@ func (o *options) parseDirect(ways, kinds, states string) error {
 		}
 	}
 	if !o.direct && o.katran != "" {
-		err = errors.Join(err, errors.New("--katran is measured beside direct return: add --direct"))
+		err = errors.Join(err, errors.New("--katran needs --direct: add it"))
 	}
 	if o.direct && o.link != "" {
 		err = errors.Join(err, errors.New("--direct starts shunt itself: leave --link out"))
@@ -207,7 +207,7 @@ func run(o options) error {
 		fmt.Printf("| %d | %.0f | %.0f | %.0f | %s | %.0f | %.0f | %s | %.0f | %.0f | %s | %s |\n",
 			f.Flows, f.FrontDrop, f.FrontPush, f.FrontFind, f.FindRatio, f.Forward, f.ForwardNet, f.ForwardRatio, f.Reverse, f.ReverseNet, f.ReverseRatio, f.Config)
 	}
-	fmt.Println("\nFind is the least that a program with a table of flows can do: it looks one entry up, in a table with as much room and as many entries as shunt's, and reads it.")
+	fmt.Println("\nFind is the least that a program with a table of flows can do: it looks up one entry in a table with the size and the number of entries of shunt's table, and reads it.")
 	fmt.Println(howRatio)
 	fmt.Println("\nProgram:", all[len(all)-1].Program)
 	fmt.Print("\n", judgeNAT(all))
@@ -263,7 +263,7 @@ func measureFlows(o options, flows uint32) (f figures, err error) {
 		return err
 	})
 	if err != nil {
-		return f, fmt.Errorf("making flows: %w", err)
+		return f, fmt.Errorf("make flows: %w", err)
 	}
 	keys, err := entryKeys(reverse, forward) // a backend's entry comes first: it claims the port
 	if err != nil {

@@ -35,7 +35,7 @@ func newBench(s side, packets []packetBytes, entries uint32) (*bench, error) {
 	}
 	b := &bench{flows: len(packets), side: s}
 	if err := spec.LoadAndAssign(&b.frontObjects, nil); err != nil {
-		return nil, fmt.Errorf("loading the front: %w", err)
+		return nil, fmt.Errorf("load the front: %w", err)
 	}
 	keys := make([]uint32, len(packets))
 	for i := range keys {
@@ -43,7 +43,7 @@ func newBench(s side, packets []packetBytes, entries uint32) (*bench, error) {
 	}
 	if _, err := b.BenchPackets.BatchUpdate(keys, packets, nil); err != nil {
 		b.Close()
-		return nil, fmt.Errorf("writing %d packets: %w", len(packets), err)
+		return nil, fmt.Errorf("write %d packets: %w", len(packets), err)
 	}
 	return b, nil
 }
@@ -51,7 +51,7 @@ func newBench(s side, packets []packetBytes, entries uint32) (*bench, error) {
 // fill makes the entries of bench_entries, in this order.
 func (b *bench) fill(keys []entryKey) error {
 	if _, err := b.BenchEntries.BatchUpdate(keys, make([]entry, len(keys)), nil); err != nil {
-		return fmt.Errorf("making %d entries for the stub that looks one up: %w", len(keys), err)
+		return fmt.Errorf("make %d entries for the stub that looks one up: %w", len(keys), err)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func newEntryKey(source, destination netip.AddrPort) (key entryKey) {
 // aim puts a program behind the front.
 func (b *bench) aim(program *ebpf.Program) error {
 	if err := b.BenchTarget.Put(uint32(0), program); err != nil {
-		return fmt.Errorf("putting %s behind the front: %w (it must be an xdp.frags program, as the front is)", program, err)
+		return fmt.Errorf("put %s behind the front: %w (it must be an xdp.frags program, as the front is)", program, err)
 	}
 	return nil
 }
@@ -99,7 +99,7 @@ func (b *bench) aim(program *ebpf.Program) error {
 func (b *bench) run(count int) (verdict uint32, err error) {
 	verdict, err = b.ShFront.Run(b.side.options(make([]byte, packetSize), count))
 	if err != nil {
-		return 0, fmt.Errorf("running the front: %w", err)
+		return 0, fmt.Errorf("run the front: %w", err)
 	}
 	return verdict, nil
 }
@@ -173,7 +173,7 @@ func timedRun(program *ebpf.Program, s side, repeat int) (float64, error) {
 		}
 		runtime.KeepAlive(program)
 		if errno != 0 {
-			return 0, fmt.Errorf("running the front %d times: %w", repeat, errno)
+			return 0, fmt.Errorf("run the front %d times: %w", repeat, errno)
 		}
 		return float64(attr.duration), nil
 	}

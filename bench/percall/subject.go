@@ -67,7 +67,7 @@ func pinnedSubject(o options) (*subject, error) {
 		pin string
 	}{{&s.clients, o.link}, {&s.servers, reverse}} {
 		if err := from.to.take(from.pin); err != nil {
-			return nil, errors.Join(fmt.Errorf("taking the program of %s: %w", from.pin, err), s.close())
+			return nil, errors.Join(fmt.Errorf("take the program of %s: %w", from.pin, err), s.close())
 		}
 		s.closers = append(s.closers, from.to.program.Close)
 	}
@@ -87,7 +87,7 @@ func (d *side) take(pin string) error {
 	}
 	xdp := info.XDP()
 	if xdp == nil {
-		return errors.New("it is no XDP link")
+		return errors.New("it is not an XDP link")
 	}
 	iface, err := netlink.LinkByIndex(int(xdp.Ifindex))
 	if err != nil {
@@ -154,7 +154,7 @@ func shuntBinary(o options, dir string) (string, error) {
 	build := exec.Command("go", "build", "-o", binary, "github.com/shunt-lb/shunt/cmd/shunt")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building shunt: %w; name a binary with --shunt\n%s", err, out)
+		return "", fmt.Errorf("build shunt: %w; name a binary with --shunt\n%s", err, out)
 	}
 	return binary, nil
 }
@@ -279,7 +279,7 @@ func mapOf(program *ebpf.Program, name string) (*ebpf.Map, error) {
 	for _, id := range ids {
 		m, err := ebpf.NewMapFromID(id)
 		if err != nil {
-			return nil, fmt.Errorf("opening map %d of the program: %w", id, err)
+			return nil, fmt.Errorf("open map %d of the program: %w", id, err)
 		}
 		if info, err := m.Info(); err == nil && info.Name == name {
 			return m, nil

@@ -54,7 +54,7 @@ func (b *bridged) build(ctx context.Context) error {
 	}
 	for _, tables := range []string{"iptables", "ip6tables"} {
 		if err := node.SetSysctl("net.bridge.bridge-nf-call-"+tables, "1"); err != nil {
-			return fmt.Errorf("%w; `modprobe br_netfilter`", err)
+			return fmt.Errorf("%w; load the module: modprobe br_netfilter", err)
 		}
 	}
 	if err := node.Run(func() error { _, err := plain.Install(pods); return err }); err != nil {

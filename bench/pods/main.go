@@ -48,10 +48,10 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.rounds, "rounds", 9, "rounds of every way")
+	flag.IntVar(&o.rounds, "rounds", 9, "number of rounds of each way")
 	flag.DurationVar(&o.duration, "for", 300*time.Millisecond, "length of one measurement")
-	flag.BoolVar(&o.nginx, "nginx", true, "compare nginx in front of nginx, too; one of its measurements takes a second at least")
-	flag.StringVar(&o.file, "json", "", "file for every round")
+	flag.BoolVar(&o.nginx, "nginx", true, "also compare nginx in front of nginx, where each measurement takes at least a second")
+	flag.StringVar(&o.file, "json", "", "file for the figures of each round")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()

@@ -106,7 +106,7 @@ func (n *nginxPair) measure(duration time.Duration) (float64, error) {
 	}
 	_, after, found := strings.Cut(string(out), "Requests/sec:")
 	if !found || len(strings.Fields(after)) == 0 {
-		return 0, fmt.Errorf("wrk says no rate:\n%s", out)
+		return 0, fmt.Errorf("wrk reported no rate:\n%s", out)
 	}
 	return strconv.ParseFloat(strings.Fields(after)[0], 64)
 }

@@ -59,13 +59,13 @@ type options struct {
 func parseOptions(args []string) (options, error) {
 	o := options{tracking: model.TrackingAuto, progress: true}
 	flags := flag.NewFlagSet("remember", flag.ContinueOnError)
-	flags.IntVar(&o.flows, "flows", 10_000, "flows alive at once")
-	flags.IntVar(&o.changes, "changes", backendCount, "backends replaced, one after the other")
+	flags.IntVar(&o.flows, "flows", 10_000, "number of flows alive at once")
+	flags.IntVar(&o.changes, "changes", backendCount, "number of backends that are replaced, one after another")
 	flags.DurationVar(&o.interval, "interval", 20*time.Minute, "simulated time between two replacements, and how long a draining backend stays")
 	flags.DurationVar(&o.settle, "settle", 15*time.Minute, "timeouts.settle")
 	// While one drains, the table has one more backend than at other times.
 	size := flags.Uint("table-size", uint(maglev.SizeFor(backendCount+1)), "slots of the service's table")
-	flags.Uint64Var(&o.seed, "seed", 1, "of the flows' lengths and times")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the flows' lengths and times")
 	quick := flags.Bool("quick", false, fmt.Sprintf("%d flows, and no files", quickFlows))
 	flags.StringVar(&o.out, "out", filepath.Join("bench", "results"), "directory for the plot and the page; empty: none")
 	if err := flags.Parse(args); err != nil {
@@ -117,7 +117,7 @@ func run(ctx context.Context, o options) error {
 	}
 	path, err := r.write(o.out)
 	if err != nil {
-		return fmt.Errorf("writing the report: %w", err)
+		return fmt.Errorf("write the report: %w", err)
 	}
 	if path != "" {
 		err = chart.Draw(path)

@@ -55,7 +55,7 @@ func openTable(instance string) (*table, error) {
 		path := filepath.Join(kernel.DefaultPinRoot, "shunt", instance, "abi-1", name)
 		var err error
 		if *m, err = ebpf.LoadPinnedMap(path, nil); err != nil {
-			return nil, errors.Join(fmt.Errorf("opening the map pinned at %s: %w", path, err), t.close())
+			return nil, errors.Join(fmt.Errorf("open the map pinned at %s: %w", path, err), t.close())
 		}
 	}
 	if err := t.prepare(); err != nil {
@@ -93,12 +93,12 @@ func (t *table) prepare() error {
 	} {
 		var err error
 		if *field.offset, err = offsetOf(field.m, field.record, field.member); err != nil {
-			return fmt.Errorf("finding %s in struct %s: %w", field.member, field.record, err)
+			return fmt.Errorf("find %s in struct %s: %w", field.member, field.record, err)
 		}
 	}
 	settings, err := t.settings.LookupBytes(uint32(0))
 	if err != nil {
-		return fmt.Errorf("reading sh_settings: %w", err)
+		return fmt.Errorf("read sh_settings: %w", err)
 	}
 	// The first timeout is that of established connections, and gives the length of a jiffy. A tick
 	// is the least power of two of jiffies that lasts a second (bpf/lb/config.h).
@@ -110,7 +110,7 @@ func (t *table) prepare() error {
 	t.tick = time.Duration(ticks) * time.Second / time.Duration(rate)
 	binary.NativeEndian.PutUint32(settings[budget:], unbounded)
 	if err := t.settings.Put(uint32(0), settings); err != nil {
-		return fmt.Errorf("lifting the budget of new entries in sh_settings: %w", err)
+		return fmt.Errorf("lift the budget of new entries in sh_settings: %w", err)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (t *table) walk() (int, error) {
 			return read, nil
 		}
 		if err != nil {
-			return read, fmt.Errorf("reading sh_remembered: %w", err)
+			return read, fmt.Errorf("read sh_remembered: %w", err)
 		}
 		if read == len(t.keys) {
 			return read, nil
@@ -192,7 +192,7 @@ func (t *table) age(simulated time.Duration) error {
 		return nil
 	}
 	if _, err := t.remembered.BatchUpdate(t.keys[:n], t.entries[:n], nil); err != nil {
-		return fmt.Errorf("ageing the entries of sh_remembered: %w", err)
+		return fmt.Errorf("age the entries of sh_remembered: %w", err)
 	}
 	return nil
 }

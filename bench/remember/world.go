@@ -81,11 +81,11 @@ func inWorld(name string, o options, do func(*world) error) error {
 func (w *world) open(name string) error {
 	space, err := namespace.NewNamed(name)
 	if err != nil {
-		return fmt.Errorf("making the network namespace %s: %w", name, err)
+		return fmt.Errorf("make the network namespace %s: %w", name, err)
 	}
 	w.closers = append(w.closers, func() error { return errors.Join(space.Close(), netns.DeleteNamed(name)) })
 	if err := makeInterface(); err != nil {
-		return fmt.Errorf("making the interface %s: %w", iface, err)
+		return fmt.Errorf("make the interface %s: %w", iface, err)
 	}
 	options := store.Options{Instance: name, Limits: w.limits, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	if w.d, err = datapath.Open(options); err != nil {

@@ -34,9 +34,9 @@ func main() {
 		}
 		return
 	}
-	quick := flag.Bool("quick", false, "one short round, to standard output alone")
-	rounds := flag.Int("rounds", 7, "how often each way has its turn")
-	dir := flag.String("results", "bench/results", "where the page goes")
+	quick := flag.Bool("quick", false, "one short round, printed to standard output only")
+	rounds := flag.Int("rounds", 7, "number of rounds; each way runs once in a round")
+	dir := flag.String("results", "bench/results", "folder for the page")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
@@ -68,7 +68,7 @@ type options struct {
 func run(ctx context.Context, o options) (r report, err error) {
 	debug.SetGCPercent(-1) // a run allocates some megabytes
 	if o.rounds < 1 {
-		return r, errors.New("--rounds is 1 or more")
+		return r, errors.New("--rounds must be at least 1")
 	}
 	b, err := newBed(ctx)
 	if err != nil {

@@ -31,7 +31,7 @@ func subject(text string) error {
 	debug.SetGCPercent(-1) // nothing is allocated for a datagram
 	words := strings.Fields(text)
 	if len(words) != 4 {
-		return fmt.Errorf("%s is %q: it has four words", subjectVariable, text)
+		return fmt.Errorf("%s is %q: want four words", subjectVariable, text)
 	}
 	spin, known := map[string]time.Duration{"sleep": 0, "adaptive": adaptiveFor, "spin": 0}[words[0]]
 	cpu, err := strconv.Atoi(words[2])

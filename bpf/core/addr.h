@@ -38,7 +38,7 @@ static __always_inline int addr_is_mapped(const struct addr *a)
 
 static __always_inline int addr_equal(const struct addr *a, const struct addr *b)
 {
-	return a->low == b->low && a->high == b->high; /* of IPv4 the high words are all equal */
+	return a->low == b->low && a->high == b->high; /* all IPv4 addresses have one high word */
 }
 
 #endif

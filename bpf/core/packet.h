@@ -37,16 +37,16 @@ enum verdict {
 	VERDICT_NEXT = 0,
 	VERDICT_PASS,
 	VERDICT_DROP,
-	VERDICT_ANSWER,    /* to where it came from: the packet in the frame is ours */
+	VERDICT_ANSWER,    /* back to its sender: the frame holds a packet that shunt made */
 	VERDICT_SEND_BACK, /* out of the interface it is at: XDP_TX */
 	VERDICT_SEND_ON,   /* redirect to packet->egress */
-	VERDICT_HOST,      /* up this host's stack, changed, as if it came in by packet->egress */
-	VERDICT_REFUSE,    /* an ICMP error is due: packet->refusal says which */
-	VERDICT_REJECT,    /* no backend takes the packet: the stages choose its end */
-	VERDICT_FRAGMENT,  /* a fragment that the ordinary stages cannot judge: fragment.h */
-	VERDICT_CARRY,     /* for the program of the ABI before, untouched: carry.h */
-	VERDICT_TAGGED,    /* not parsed: the frame has a VLAN tag; packet->reason is not set */
-	VERDICT_ROUTE,     /* at tc: out of packet->egress, by the kernel's next hop */
+	VERDICT_HOST, /* to this host's stack, rewritten, as if it came in by packet->egress */
+	VERDICT_REFUSE, /* an ICMP error is due: packet->refusal says which */
+	VERDICT_REJECT, /* no backend takes the packet: lb/reject.h answers or drops it */
+	VERDICT_FRAGMENT, /* a fragment that the ordinary stages cannot judge: fragment.h */
+	VERDICT_CARRY, /* unchanged to the program of the ABI before: carry.h */
+	VERDICT_TAGGED, /* not parsed: the frame has a VLAN tag; packet->reason is not set */
+	VERDICT_ROUTE, /* at tc: out of packet->egress, by the kernel's next hop */
 };
 
 enum family {
@@ -63,7 +63,7 @@ enum family {
 #define L3_OFFSET ((__u32)sizeof(struct ethhdr))
 #define L4_OFFSET_MAX 0x7ff /* a bound for the verifier; longer header chains are refused */
 
-#define IP4_FRAGMENT_BITS 0x3fff /* RFC 791, 3.1: the offset, and more-fragments */
+#define IP4_FRAGMENT_BITS 0x3fff /* RFC 791, 3.1: the offset, and the flag for more fragments */
 
 enum fragment {
 	FRAGMENT_NONE = 0,
@@ -72,26 +72,26 @@ enum fragment {
 };
 
 enum refusal {
-	REFUSAL_TTL = 0, /* TTL or hop limit ended here */
-	REFUSAL_SIZE = 1, /* too long for the next hop: packet->mtu would fit */
+	REFUSAL_TTL = 0, /* the TTL or hop limit ended at this host */
+	REFUSAL_SIZE = 1, /* the packet is too long for the next hop; packet->mtu bytes fit */
 	REFUSAL_NO_BACKEND = 2,
 };
 
 struct packet {
 	struct flow_key key; /* the tuple as it arrived; ports are zero for ICMP */
-	__u16 l4_offset;     /* from the start of the frame */
-	__u16 l4_size;       /* transport header and payload, as the IP header says */
-	__u8 family;         /* enum family */
+	__u16 l4_offset; /* from the start of the frame */
+	__u16 l4_size; /* transport header and payload, as the IP header says */
+	__u8 family; /* enum family */
 	__u8 ttl;
 	__u8 tcp_flags;
-	__u8 has_payload;    /* 1: bytes beyond the TCP or UDP header */
-	__u8 reason;         /* enum reason */
-	__u8 fragment;       /* enum fragment */
-	__u8 refusal;        /* enum refusal, for VERDICT_REFUSE */
-	__u8 csum_finished; /* 1: the sender had left the checksum to hardware, and it is whole now */
+	__u8 has_payload; /* 1: bytes beyond the TCP or UDP header */
+	__u8 reason; /* enum reason */
+	__u8 fragment; /* enum fragment */
+	__u8 refusal; /* enum refusal, for VERDICT_REFUSE */
+	__u8 csum_finished; /* 1: the sender left the checksum to hardware; it is complete now */
 	__u32 egress; /* index in sh_interfaces, for VERDICT_SEND_ON */
 	__u32 frame_size;
-	__u32 mtu; /* for REFUSAL_SIZE: bytes of an IP packet */
+	__u32 mtu; /* for REFUSAL_SIZE: bytes of the longest IP packet that fits */
 };
 
 _Static_assert(REASON_COUNT <= 256, "packet.reason has eight bits");

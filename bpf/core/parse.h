@@ -83,7 +83,7 @@ __stage enum verdict ip6_extensions_walk(struct frame_ctx *ctx, struct packet *p
 		if ((void *)(header + 8) > data_end || offset + 8 > end)
 			return pass(p, REASON_MALFORMED);
 		if (protocol == IPPROTO_ROUTING && header[3] != 0)
-			break; /* segments left: the destination is not the last one */
+			break; /* segments left: the destination is not yet the final one */
 		/* RFC 4302, 2.2: AH counts words less two, all others count 8 octets less one */
 		size = protocol == IPPROTO_AH ? (header[1] + 2) * 4 : (header[1] + 1) * 8;
 		protocol = header[0];

@@ -12,8 +12,8 @@
 
 enum probe_constant {
 	PROBE_MAGIC = 0x73687074, /* "shpt" */
-	PROBE_VERSION = 1, /* of struct probe_head; other versions are not ours */
-	PROBE_KIND_PROBE = 1, /* or the answer to a probe; the tool has other kinds of its own */
+	PROBE_VERSION = 1, /* of struct probe_head; a packet with another version is no probe */
+	PROBE_KIND_PROBE = 1, /* a probe or its answer; diag/ping.h has the other kinds */
 	PROBE_BEFORE_HEAD = 8, /* bytes of the transport header before struct probe_head */
 };
 
@@ -21,9 +21,9 @@ struct probe_head {
 	__u32 magic_be; /* PROBE_MAGIC */
 	__u8 version; /* PROBE_VERSION */
 	__u8 kind; /* PROBE_KIND_PROBE */
-	__u8 is_answer; /* of UDP: 1 on the way back. Of ICMP 0: its type says so */
+	__u8 is_answer; /* UDP: 1: an answer. ICMP: always 0, as the message type says which */
 	__u8 reserved; /* 0 */
-	__u64 session; /* random, of the client's process; only ever compared */
+	__u64 session; /* random, chosen by the client's process; programs only compare it */
 	__u64 sequence_be; /* from 1 */
 };
 

@@ -29,7 +29,7 @@ enum reason {
 	REASON_DECAP_GUE_UNKNOWN = 23, /* pass: at a backend, to the GUE port, but no whole data packet of GUE version 0 without flags and with IP inside */
 	REASON_DECAP_UNREADABLE = 24, /* pass: at a backend, the inner packet has no whole IP header of its version */
 	REASON_DECAP_NOT_VIP = 25,   /* pass: at a backend, the inner packet is for an address that is no VIP here */
-	REASON_BEGUN_BEFORE = 26,    /* pass: TCP of a connection that shunt has not seen begin, to a service that leaves these to the host while it takes over from kube-proxy (shunt-kube run --moving) */
+	REASON_BEGUN_BEFORE = 26,    /* pass: TCP of a connection that shunt has not seen begin, to a service that leaves such connections to the host while shunt takes over from kube-proxy (shunt-kube run --moving) */
 
 	/* drop: the packet ends here */
 	REASON_MALFORMED_TRANSPORT = 32, /* drop: to an address of shunt, with TCP, UDP or ICMP headers that are truncated or contradict the packet */
@@ -42,9 +42,9 @@ enum reason {
 	REASON_TABLE_FULL = 39,          /* drop: the flow table refused a new entry */
 	REASON_UNRESOLVED = 40,          /* drop: the next hop has no known MAC address */
 	REASON_EGRESS_UNLISTED = 41,     /* drop: the route to the next hop leaves by an interface that shunt is not attached to */
-	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but they are rate-limited, or not allowed for a later fragment (RFC 1812) or to this address (RFC 1122) */
+	REASON_ICMP_LIMITED = 42,        /* drop: an ICMP error or a reset was due, but their rate limit was reached, or none may answer a later fragment (RFC 1812) or go to this address (RFC 1122) */
 	REASON_CLAIM_RACE = 43,          /* drop: another CPU was making the same flow, and did not finish in time */
-	REASON_INTERNAL = 44,            /* drop: a helper refused what must succeed; this is a bug, please report it */
+	REASON_INTERNAL = 44,            /* drop: a helper of the kernel failed that must succeed; this is a bug, please report it */
 	REASON_TOO_BIG = 45,             /* drop: longer than the MTU of the next link (with the outer header, if it gets one), and without "don't fragment", or a later fragment */
 	REASON_FRAGMENT_EARLY = 46,      /* drop: to an address of shunt, a later fragment that arrived before the first one, and the addresses alone do not decide its backend */
 	REASON_FRAGMENT_TINY = 47,       /* drop: to an address of shunt, a first fragment without its whole TCP or UDP header, or a fragment that would overwrite the header (RFC 1858, 3128, 7112) */
@@ -59,7 +59,7 @@ enum reason {
 	REASON_MODE_CHANGE = 56,         /* drop: to an address of shunt, while the attach mode of its interface changed */
 	REASON_HOST_BACKEND = 58,        /* drop: the backend is this host, whose answers do not pass shunt: set attach: tc for the interface; a client on this host needs another backend */
 	REASON_MARK_FORGED = 59,         /* drop: the frame came in with the mark by which shunt's programs at XDP and tc know each other's frames */
-	REASON_TUNNELLED_UNKNOWN = 60,   /* drop: to a service with direct return between the nodes of a cluster, which this node has no part of, or in an outer header from another node and not TCP, UDP or an error of a flow */
+	REASON_TUNNELLED_UNKNOWN = 60,   /* drop: to a service with direct return between the nodes of a cluster of which this node has no part, or in an outer header from another node, but neither TCP, UDP nor an ICMP error of a flow */
 
 	/* answer: we replied in the packet's place */
 	REASON_ARP_ANSWERED = 64,  /* answer: an ARP request for an address that shunt owns */
@@ -89,7 +89,7 @@ enum reason {
 
 	/* refused: the kernel dropped the frame after our verdict */
 	REASON_TX_REFUSED = 112,       /* refused: sending back out of the same interface failed; on veth the peer needs GRO or XDP */
-	REASON_REDIRECT_REFUSED = 113, /* refused: sending out of another interface failed; the frame is too long for its MTU, or as above */
+	REASON_REDIRECT_REFUSED = 113, /* refused: sending out of another interface failed; the frame is too long for its MTU, or the peer of a veth has neither GRO nor XDP */
 
 	REASON_COUNT = 128,
 };

@@ -15,17 +15,17 @@
 #include "types.h"
 
 enum stamp_constant {
-	STAMP_COUNT = 65536, /* of the ring; a power of two: 1.3 s of 50,000 probes a second */
-	STAMP_LAYOUT = 1, /* of struct stamp; part of the pin path */
+	STAMP_COUNT = 65536, /* in the ring, a power of two: 1.3 s of 50,000 probes a second */
+	STAMP_LAYOUT = 1, /* version of struct stamp; part of the pin path */
 };
 
 struct stamp {
 	__u64 number; /* from 1, in the order in which the runs began; 0: it is being written */
 	__u64 session; /* as in struct probe_head */
-	__u64 sequence; /* likewise, in the host's byte order */
-	__u64 begin_ns; /* CLOCK_MONOTONIC: the program had the packet */
-	__u64 end_ns; /* the same clock: it had its verdict */
-	struct addr source; /* of the packet as it came */
+	__u64 sequence; /* as in struct probe_head, but in the host's byte order */
+	__u64 begin_ns; /* CLOCK_MONOTONIC: when the program got the packet */
+	__u64 end_ns; /* CLOCK_MONOTONIC: when the program had its verdict */
+	struct addr source; /* of the packet as it came in */
 	__u32 ifindex; /* of the interface that it came in by */
 	__u8 verdict; /* enum verdict */
 	__u8 reason; /* enum reason */

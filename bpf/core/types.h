@@ -36,7 +36,7 @@ struct count {
  * numbers: they never change. */
 enum chain_position {
 	CHAIN_BEFORE = 0, /* the program attached to the interface; noted here for user space */
-	CHAIN_NEXT = 1, /* sh_xdp, for the program before to call */
+	CHAIN_NEXT = 1, /* sh_xdp, which the program before it calls */
 	CHAIN_AFTER = 2, /* gets the frames that sh_xdp passes to the stack */
 	CHAIN_COUNT = 3,
 };

@@ -10,14 +10,14 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* A turn of bpf_loop() takes some 20 ns; this many take more than the time of any request. */
 #define TURNS_MAX (1 << 23)
 #define STACK_BYTES \
-	(16 << 10) /* of a task in the kernel: THREAD_SIZE of x86 (asm/page_64_types.h) */
+	(16 << 10) /* a task's stack in the kernel: THREAD_SIZE of x86 (asm/page_64_types.h) */
 
 /* The request of a test, and its result. */
 struct hold {
 	__u64 begin_ns; /* CLOCK_MONOTONIC; 0: not yet */
 	__u64 end_ns;
 	__u64 for_ns; /* 0: there is no request */
-	__u32 tid; /* the thread that asks */
+	__u32 tid; /* the thread that makes the request */
 	__u32 is_softirq; /* 1: in the next softirq while the thread runs */
 };
 

@@ -39,7 +39,7 @@ volatile __u32 sample_mask = 0;
 #define OP_READ 0
 #define OP_WRITE 1
 #define OP_DISCARD 3
-#define OP_DRIVER 34 /* REQ_OP_DRV_IN: from here on, commands for a driver alone */
+#define OP_DRIVER 34 /* REQ_OP_DRV_IN: this and all higher numbers are commands for a driver */
 #define BIO_CLONED_BIT (1 << 1)
 
 /* A row looks again this long after it has found its file's name told, because files are deleted and renamed: a
@@ -48,7 +48,7 @@ volatile __u32 sample_mask = 0;
 #define LOOK_AGAIN_JIFFIES 256
 
 #define PAGE_BYTES_SHIFT 12
-#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
+#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: set if a page belongs to no file */
 #define FOLIO_ORDER_MASK 0xff /* folio_order() in linux/mm.h */
 
 /* The fields of struct task_struct that event/task.h leaves out. */
@@ -417,7 +417,7 @@ static __always_inline int request_ended(int typed, struct request *rq, __u32 by
 	if (op <= OP_WRITE)
 		__sync_fetch_and_add(&d->bytes[op & 1], bytes);
 	if (bytes < FIELD(typed, rq, __data_len) || is_in_flush(typed, rq))
-		return 0; /* the rest ends later */
+		return 0; /* the request has not ended yet */
 	if (op > OP_WRITE) {
 		__sync_fetch_and_add(&d->other_writes, 1);
 		return 0;

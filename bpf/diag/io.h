@@ -8,14 +8,13 @@
 #include "../event/event.h"
 
 enum io_constant {
-	IO_PATH_BYTES =
-		2048, /* of names in struct io_path; a longer path is cut at the root's side */
+	IO_PATH_BYTES = 2048, /* bytes of io_path.names; a longer path is cut at the root's side */
 	IO_NAME_BYTES = 256, /* NAME_MAX of linux/limits.h is 255, without the zero */
 	IO_PATH_DEPTH = 40, /* folders */
 	IO_ROWS_MAX = 16384, /* processes × files in one interval */
-	IO_FILES_MAX = 16384, /* files whose names have been told */
+	IO_FILES_MAX = 16384, /* files whose paths have been reported */
 	IO_DISKS_MAX = 1024,
-	IO_SIZES_COUNT = 8, /* of writes: at most 4, 16, 32, 64, 128, 256 and 512 KiB, and more */
+	IO_SIZES_COUNT = 8, /* writes of at most 4, 16, 32, 64, 128, 256 and 512 KiB, and larger */
 	IO_SENSOR_PATH = 1, /* event_header.sensor of struct io_path */
 };
 
@@ -29,7 +28,7 @@ enum io_missed {
 struct io_file {
 	__u64 inode; /* 0 with a device: the block device itself, so a file system's metadata */
 	__u32 device; /* the file system's, as the kernel has it: major << 20 | minor */
-	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
+	__u32 generation; /* i_generation: differs between files with one inode number in turn */
 };
 
 struct io_key {
@@ -43,14 +42,14 @@ struct io_key {
 struct io_count {
 	__u64 reads; /* requests to the block layer (bios) */
 	__u64 read_bytes;
-	__u64 writes; /* without the page cache */
+	__u64 writes; /* writes that bypass the page cache */
 	__u64 written_bytes;
 	__u64 flushes; /* from the page cache, by this task, of pages that any process wrote */
 	__u64 flushed_bytes;
-	__u64 dirtied_bytes; /* of the page cache, by this process, to be flushed by any */
+	__u64 dirtied_bytes; /* that this process wrote to the page cache, for any task to flush */
 	__u64 cgroup_id;
-	__u64 last_jiffies; /* of the last IO, when comm was read; since the boot, and some minutes more */
-	__u64 told_jiffies; /* when the file's name was told, or found to have been; 0: not yet */
+	__u64 last_jiffies; /* time of the last IO, when comm was read */
+	__u64 told_jiffies; /* when the file's path was reported, or found reported; 0: not yet */
 	__u32 disk; /* the device of the last request, as the kernel has it; 0: none yet */
 	__u32 mntns; /* of the process: inode number of /proc/PID/ns/mnt */
 	char comm[TASK_COMM_BYTES]; /* of the process's first thread */
@@ -77,11 +76,11 @@ struct io_path {
 struct io_disk {
 	__u64 requests[2];
 	__u64 bytes[2];
-	__u64 wait_ns[2]; /* from the request's making to its end */
+	__u64 wait_ns[2]; /* from the creation of the request to its end */
 	__u64 device_ns
-		[2]; /* of that, in the driver and device; 0 where the kernel takes no stamp */
-	__u64 unstamped[2]; /* requests without a time of their making */
-	__u64 other_writes; /* requests of other kinds, which the kernel's account of the disk takes for writes */
+		[2]; /* the part of wait_ns in driver and device; 0 if the kernel takes no stamp */
+	__u64 unstamped[2]; /* requests without a time of creation */
+	__u64 other_writes; /* of other kinds, which the kernel counts as writes of the disk */
 };
 
 #endif

@@ -24,7 +24,7 @@ volatile const __u64 only_cgroup = 0;
 /* An address is in the sample if these bits of its hash are 0. User space sets more to sample less. */
 volatile __u32 sample_mask = 0;
 
-#define E2BIG 7 /* asm-generic/errno-base.h: a hash is full */
+#define E2BIG 7 /* asm-generic/errno-base.h: a hash map is full */
 #define ENOENT 2
 #define ERRNO_MAX 4095 /* MAX_ERRNO of linux/err.h: results above minus this are errors */
 #define GFP_RECLAIMABLE 0x10 /* ___GFP_RECLAIMABLE of linux/gfp_types.h */
@@ -174,7 +174,7 @@ static __always_inline __s32 stack_get(void *ctx)
 static __always_inline void leak_put_of(void *ctx, __u64 address, struct leak_alloc *a, int of_user)
 {
 	struct leak_alloc *old;
-	int err; /* before 6.4 the upper half of the result is not set */
+	int err; /* before Linux 6.4 the upper half of the result is not set */
 
 	a->birth_ns = bpf_ktime_get_ns();
 	a->cgroup_id = bpf_get_current_cgroup_id();
@@ -197,7 +197,7 @@ static __always_inline void leak_put(void *ctx, __u64 address, struct leak_alloc
 
 static __always_inline int leak_take(__u64 address, __u32 kind)
 {
-	int err; /* before 6.4 the upper half of the result is not set */
+	int err; /* before Linux 6.4 the upper half of the result is not set */
 
 	if (!address || !is_sampled(address))
 		return 0;

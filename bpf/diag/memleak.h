@@ -9,14 +9,14 @@
 
 enum leak_constant {
 	LEAK_STACK_DEPTH = 32, /* frames */
-	LEAK_STACKS_MAX = 65536, /* more than there are, as two with one hash do not both fit */
+	LEAK_STACKS_MAX = 65536, /* more than there are stacks: of two with one hash, one fits */
 	LEAK_CACHES_MAX = 4096, /* slab caches; a machine has some hundred */
 	LEAK_TABLE_SIZE = 262144, /* allocations that are live; set at load */
 	LEAK_BULK_MAX = 4096, /* objects that are freed at once */
-	LEAK_CALLS_MAX = 16384, /* threads of a process that allocate at a time */
+	LEAK_CALLS_MAX = 16384, /* threads of a process that are in a call of the allocator */
 	LEAK_CACHE_NAME_BYTES = 32,
 	LEAK_MULTIPLIER =
-		0x9e3779b9, /* 2^32 / golden ratio: neighbours among addresses are spread */
+		0x9e3779b9, /* 2^32 divided by the golden ratio: spreads neighbouring addresses */
 };
 
 /* The kinds of allocated memory. */
@@ -26,24 +26,24 @@ enum leak_kind {
 	LEAK_PAGES = 2,
 	LEAK_VMALLOC = 3, /* a range of virtual addresses of the kernel */
 	LEAK_PERCPU = 4,
-	LEAK_MALLOC = 5, /* of a process: from malloc() and its like */
+	LEAK_MALLOC = 5, /* of a process: from malloc() or a similar function */
 	LEAK_MMAP = 6, /* of a process: from mmap() */
 	LEAK_KINDS_COUNT = 7,
 };
 
 /* The counts of each kind. A free of kfree() and kmem_cache_free() is LEAK_KMALLOC's. */
 enum leak_count {
-	LEAK_ALLOCS = 0, /* put into the table */
-	LEAK_FREES = 1, /* taken out of it */
+	LEAK_ALLOCS = 0, /* allocations put into the table */
+	LEAK_FREES = 1, /* allocations taken out of the table */
 	LEAK_FREES_OLDER =
 		2, /* not in the table: allocated before the start, not watched or not kept */
 	LEAK_FULL = 3, /* allocations that found the table full */
 	LEAK_ALLOCS_BUSY = 4, /* allocations not kept, because the table was in use on this CPU */
 	LEAK_FREES_BUSY = 5, /* frees not carried out, for the same reason: they look like leaks */
-	LEAK_UNFREED = 6, /* allocations of an address still in the table: its free was not seen */
-	LEAK_NO_STACK = 7, /* kept without a stack, because there was no room for it */
-	LEAK_NO_CACHE = 8, /* kept without the name of its cache, for the same reason */
-	LEAK_CAUGHT = 9, /* frees that the first program did not see, and the second one did */
+	LEAK_UNFREED = 6, /* allocations at an address still in the table: its free was not seen */
+	LEAK_NO_STACK = 7, /* allocations kept without a stack, because there was no room for it */
+	LEAK_NO_CACHE = 8, /* allocations kept without their cache's name, for the same reason */
+	LEAK_CAUGHT = 9, /* frees that only the second of the two programs saw */
 	LEAK_ENDLESS = 10, /* calls of a process whose end was not seen, or that found no room */
 	LEAK_COUNTS_COUNT = 11,
 };
@@ -60,7 +60,7 @@ enum leak_pair {
 struct leak_alloc {
 	__u64 bytes;
 	__u64 birth_ns;
-	__u64 cache; /* of LEAK_SLAB: the key of its name; else 0 */
+	__u64 cache; /* of LEAK_SLAB: the key of the cache's name; otherwise 0 */
 	__u64 call_site; /* address that called the allocator; 0: not known */
 	__u64 cgroup_id; /* of the task that ran, in the second hierarchy */
 	__s32 stack; /* the key of its stack; negative: there is none */
@@ -71,10 +71,10 @@ struct leak_alloc {
 
 /* A call of a process's allocator that goes on. */
 struct leak_call {
-	__u64 stack; /* the stack pointer at its beginning: calls from within it are below */
+	__u64 stack; /* the stack pointer when the call began: calls from within it are below */
 	__u64 bytes;
-	__u64 other; /* the address that it may move; of posix_memalign(), where the address will be */
-	struct leak_alloc moved; /* that address in the table, which it was taken out of */
+	__u64 other; /* the address that it may move; posix_memalign(): where it stores one */
+	struct leak_alloc moved; /* the entry of that address, which was taken out of the table */
 	__u32 op; /* enum leak_op of memleak_user.h */
 	__u32 was; /* enum leak_was of memleak_user.h */
 };

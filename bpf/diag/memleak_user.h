@@ -29,11 +29,10 @@ enum leak_register {
 /* How a call's end is read. */
 enum leak_op {
 	OP_ALLOCATE = 0, /* the result is the address; 0: there is none */
-	OP_MOVE =
-		1, /* realloc(): the same, and its argument, an address, is free if the result or the bytes say so */
+	OP_MOVE = 1, /* realloc(): as OP_ALLOCATE; the argument is free unless the call failed */
 	OP_STORE = 2, /* posix_memalign(): the result is 0 if the address was stored */
 	OP_MAP = 3, /* mmap(): the result is the address, or MAP_FAILED */
-	OP_REMAP = 4, /* mremap(): both */
+	OP_REMAP = 4, /* mremap(): as OP_MAP; the argument is free unless the call failed */
 };
 
 /* The state that a moved address had in the table. */

@@ -21,7 +21,7 @@ volatile const __u32 is_server = 0;
 /* Elements of sh_ping_rows, less one. */
 volatile const __u32 row_mask = PING_ROWS - 1;
 #define WHOLE_MESSAGE \
-	0xffff /* bytes that a socket filter keeps; no IP packet has more, without jumbograms */
+	0xffff /* bytes that a socket filter keeps: no IP packet is longer, except a jumbogram */
 #define HASH_FACTOR 0x9e3779b97f4a7c15ULL /* 2^64 divided by the golden ratio */
 
 /* The fields of struct task_struct that event/task.h leaves out. */

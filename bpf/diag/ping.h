@@ -10,26 +10,26 @@
 
 enum ping_constant {
 	/* Kinds of struct probe_head, beside PROBE_KIND_PROBE. The server's process sends them. */
-	PING_KIND_REPORT = 2, /* its records of as many probes as sequence says */
+	PING_KIND_REPORT = 2, /* records of the server: as many probes as sequence says */
 	PING_KIND_TRAIL = 3, /* the places on its host that one probe passed */
 	PING_KIND_STAMPS = 4, /* some stamps of a balancer on its host (core/stamp.h) */
 	PING_CODE_MAX = 1, /* codes of echo messages that are looked at: 0 and 1 */
 	PING_ROWS = 65536, /* probes that a server remembers; a power of two */
 	PING_ROWS_MIN =
-		4096, /* that a client remembers at least: all that are under way at its rate; likewise */
-	PING_ROWS_MAX = 262144, /* and at most */
-	PING_TRAILS = 4096, /* probes whose places it remembers; a power of two */
-	PING_PLACES = 32, /* of a probe; a power of two */
+		4096, /* probes that a client remembers at least: all under way; a power of two */
+	PING_ROWS_MAX = 262144, /* probes that a client remembers at most */
+	PING_TRAILS = 4096, /* probes whose places a host remembers; a power of two */
+	PING_PLACES = 32, /* places of one probe; a power of two */
 };
 
 /* Where a host stamps a probe. A client's probe leaves and its answer arrives; a server's probe
  * arrives and its answer leaves. */
 enum ping_point {
 	PING_POINT_QUEUE = 0, /* the queueing discipline takes the packet that leaves */
-	PING_POINT_DRIVER = 1, /* it is given to the driver */
+	PING_POINT_DRIVER = 1, /* the driver is given the packet */
 	PING_POINT_RECEIVE = 2, /* the driver hands the packet that arrives over */
-	PING_POINT_SOFTIRQ = 3, /* the network stack begins with it */
-	PING_POINT_SOCKET = 4, /* it reaches the socket of shunt */
+	PING_POINT_SOFTIRQ = 3, /* the network stack begins with the packet */
+	PING_POINT_SOCKET = 4, /* the packet reaches the socket of shunt */
 	PING_POINT_COUNT = 5,
 };
 
@@ -38,7 +38,7 @@ struct ping_row {
 	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* in the host's byte order */
 	__u64 at_ns[PING_POINT_COUNT]; /* CLOCK_MONOTONIC; 0: not seen there */
-	__u64 dropped_ns; /* the same: when the kernel dropped it first; 0: not */
+	__u64 dropped_ns; /* CLOCK_MONOTONIC: when the kernel first dropped it; 0: it did not */
 	__u32 drop_reason; /* enum skb_drop_reason of this kernel */
 	__u32 reserved; /* 0 */
 };
@@ -58,7 +58,7 @@ struct ping_place {
 struct ping_trail {
 	__u64 session; /* as in struct probe_head */
 	__u64 sequence; /* in the host's byte order */
-	__u64 count; /* of places passed; of more than PING_PLACES the first are kept */
+	__u64 count; /* places passed; only the first PING_PLACES of them are kept */
 	struct ping_place places[PING_PLACES];
 };
 

@@ -33,7 +33,7 @@ volatile const __u32 with_tasks = 0;
 volatile const __u64 late_ns = 0;
 
 #define TASK_DEAD 0x80 /* linux/sched.h: the task's last switch */
-#define E2BIG 7 /* asm-generic/errno-base.h: a hash is full */
+#define E2BIG 7 /* asm-generic/errno-base.h: a hash map is full */
 #define CS_USER 3 /* privilege level of user space in the code segment of x86 */
 
 /* bpf_user_pt_regs_t of x86 (asm/ptrace.h): words 16 and 17 are the instruction and the code segment. The
@@ -571,7 +571,7 @@ static __always_inline __u64 late_since(const struct sched_cpu *cpu, __u64 last)
 
 	if (cpu->is_running_known && cpu->running_tid != (__u32)bpf_get_current_pid_tgid()) {
 		if (cpu->running_tid)
-			return last; /* only idle time must not count */
+			return last; /* another task ran; only idle time must not count */
 		sched_miss(SCHED_BEGIN_UNSEEN);
 		return 0;
 	}

@@ -9,12 +9,12 @@
 #include "../event/event.h"
 
 enum sched_constant {
-	SCHED_RUNS_COUNT = 64, /* of the latest runs of a CPU, to name the tasks; a power of 2 */
+	SCHED_RUNS_COUNT = 64, /* latest runs kept of a CPU, to name the tasks; a power of two */
 	SCHED_STACK_DEPTH = 32, /* frames */
 	SCHED_CODE_BYTES =
-		16, /* before the interrupted instruction; an instruction of x86 has at most 15 */
+		16, /* bytes before the interrupted instruction; one of x86 has at most 15 */
 	SCHED_BUCKETS_COUNT =
-		32, /* of waits: bucket n is of [2^n, 2^(n+1)) µs, the first also of less */
+		32, /* of waits: bucket n has [2^n, 2^(n+1)) µs, bucket 0 shorter ones, too */
 	SCHED_WAITING_MAX = 65536, /* tasks that have waited and are remembered */
 	SCHED_TASKS_MAX = 16384, /* tasks that have been woken */
 	SCHED_MULTIPLIER = 0x9e3779b1, /* 2^32 divided by the golden ratio: spreads tasks' ids */
@@ -30,10 +30,10 @@ enum sched_sensor {
 
 /* Kinds of waits and wake-ups that are counted and not kept. */
 enum sched_missed {
-	SCHED_WAITING_FULL = 0, /* waits whose beginning found no room */
-	SCHED_TASKS_FULL = 1, /* wake-ups of tasks that found no room */
+	SCHED_WAITING_FULL = 0, /* waits whose beginning was not kept, because the map was full */
+	SCHED_TASKS_FULL = 1, /* wake-ups that were not counted by task, because the map was full */
 	SCHED_BEGIN_UNSEEN = 2, /* switches to a task whose wait was not seen to begin */
-	SCHED_WAITS_UNTOLD = 3, /* waits without an event, to leave room for stalls */
+	SCHED_WAITS_UNTOLD = 3, /* waits that were not reported, to leave room for stalls */
 	SCHED_MISSED_COUNT = 4,
 };
 
@@ -52,7 +52,7 @@ struct sched_wait {
 	__u64 end_ns;
 	__u32 tid;
 	__u32 tgid;
-	__u32 is_moved; /* 1: it began on another CPU than the event's, where it ended */
+	__u32 is_moved; /* 1: the wait began on another CPU than the event's, where it ended */
 	__u32 is_wakeup; /* 1: the task was woken; 0: it was taken off the CPU */
 	char comm[TASK_COMM_BYTES];
 	struct sched_run runs[SCHED_RUNS_COUNT]; /* of the CPU where it ended, in no order */
@@ -60,7 +60,7 @@ struct sched_wait {
 
 /* A CPU that was kept from other work for more than the threshold. */
 struct sched_stall {
-	__u64 begin_ns; /* of a late timer: when it came last */
+	__u64 begin_ns; /* of a late timer: when it last fired, or a later switch */
 	__u64 end_ns;
 	__u64 ip; /* the instruction that the timer interrupted */
 	__u64 stack[SCHED_STACK_DEPTH]; /* of the kernel, the innermost frame first */
@@ -77,29 +77,29 @@ struct sched_stall {
 
 /* One CPU since the start. */
 struct sched_cpu {
-	__u64 sampled_ns; /* when the timer came last; 0: not yet */
+	__u64 sampled_ns; /* when the timer last fired; 0: not yet */
 	__u64 samples;
 	__u64 length_sum; /* runnable tasks, the running one included, at each sample */
 	__u64 length_max;
-	__u64 softirq_ns; /* when the softirq that runs began; 0: none runs */
+	__u64 softirq_ns; /* when the running softirq began; 0: none runs */
 	__u64 waits;
 	__u64 wait_ns;
 	__u64 buckets[SCHED_BUCKETS_COUNT];
-	__u64 switched_ns; /* when the running task came, by the clock of the switches; 0: not known */
-	__u64 ahead_ns; /* CLOCK_MONOTONIC less the clock of the switches */
-	__u64 compared_ns; /* when the two were compared last, by the latter */
-	__u64 compared; /* samples + 1 then; 0: not yet */
-	__u64 first_ns; /* the first switch that was seen */
+	__u64 switched_ns; /* when the running task came, by the switches' clock; 0: not known */
+	__u64 ahead_ns; /* CLOCK_MONOTONIC minus the switches' clock */
+	__u64 compared_ns; /* when the two were last compared, by the switches' clock */
+	__u64 compared; /* samples + 1 at that comparison; 0: there was none yet */
+	__u64 first_ns; /* time of the first switch that was seen */
 	__u64 run_count;
 	__u32 running_tid; /* the task that the last switch seen put on the CPU */
 	__u32 is_running_known; /* 0: no switch was seen yet */
 	struct sched_run runs[SCHED_RUNS_COUNT];
-	__u64 steal_ns; /* the hypervisor's, when the timer came last */
-	struct sched_stall late; /* told at the next tick, when its steal_ns is counted */
-	__u32 is_late; /* 1: there is one to tell */
+	__u64 steal_ns; /* total steal time of the hypervisor, when the timer last fired */
+	struct sched_stall late; /* reported at the next tick, when its steal_ns is known */
+	__u32 is_late; /* 1: late is still to be reported */
 	__u32 reserved; /* 0 */
 	/* A stretch of kernel code in one task while others wait for the CPU. */
-	__u64 held_ns; /* since when; 0: there is none */
+	__u64 held_ns; /* when the stretch began; 0: there is none */
 	__u64 held_stack[SCHED_STACK_DEPTH];
 	__u32 held_bytes; /* 0: the stack was not taken, because it is not long enough yet */
 	__u32 held_tid;
@@ -118,13 +118,13 @@ struct sched_task {
 /* The record of a task, in one of two forms. */
 struct sched_known {
 	/* Where the kernel does not note when a task is queued: its wait. */
-	__u64 begin_ns; /* 0: it does not wait */
+	__u64 begin_ns; /* 0: the task does not wait */
 	__u32 cpu;
 	__u32 is_wakeup;
 	/* Where it does: the kernel's account of the task when it got a CPU last. */
-	__u64 delay_ns; /* all its waits until then */
-	__u64 count; /* of times that it had got one */
-	__u64 sleeps; /* of times that it had given one up by itself */
+	__u64 delay_ns; /* the task's waits until then, added up */
+	__u64 count; /* how often the task had got a CPU */
+	__u64 sleeps; /* how often the task had given up its CPU by itself */
 };
 
 #endif

@@ -47,7 +47,7 @@ static __always_inline void account_begin(int typed, struct task_struct___sched 
 	if (is_unseen && bpf_map_lookup_elem(&sh_waiting, &tid))
 		return;
 	account = account_read(typed, task);
-	account.sleeps -= is_asleep; /* it is counted already */
+	account.sleeps -= is_asleep; /* the kernel counts the present sleep already */
 	if (known_put(tid, &account) && is_unseen)
 		sched_miss(SCHED_BEGIN_UNSEEN);
 }

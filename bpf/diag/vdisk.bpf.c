@@ -73,7 +73,7 @@ enum {
 #define VECTOR_SIZE_AT 32
 
 #define PAGE_BYTES_SHIFT 12
-#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: pages of no file */
+#define MAPPING_FLAGS 3 /* PAGE_MAPPING_FLAGS: set if a page belongs to no file */
 
 struct file {
 	struct inode *f_inode;
@@ -86,7 +86,7 @@ struct kiocb {
 
 struct iomap_dio {
 	struct kiocb *iocb;
-	long long size; /* bytes of its bios so far, with the one that is being queued */
+	long long size; /* bytes of its bios so far, including the one that is being queued */
 } KERNEL_STRUCT;
 
 /* The part of struct iomap_dio that names the waiting task. */
@@ -678,7 +678,7 @@ static __always_inline int request_issued(struct request *rq)
 	struct bio *bio = BPF_CORE_READ(rq, bio);
 	struct vdisk_event *e;
 	long unfollowed;
-	int found = !only_tgid; /* a flush has no bio */
+	int found = !only_tgid; /* in the guest all count; a flush has no bio */
 
 	for (int i = 0; i < VDISK_PARTS_MAX && bio && !found; i++) {
 		found = is_followed((__u64)bio);

@@ -16,7 +16,7 @@
 #include "task.h"
 
 enum event_constant {
-	EVENT_VERSION = 1, /* of struct event_header; a reader refuses others */
+	EVENT_VERSION = 1, /* version of struct event_header; a reader refuses other versions */
 };
 
 /* Stands before each payload. The host's byte order; 0: the value is not known. */
@@ -31,7 +31,7 @@ struct event_header {
 	__u32 netns; /* inode number of /proc/PID/ns/net */
 	__u32 mntns; /* inode number of /proc/PID/ns/mnt */
 	__u32 size; /* bytes of the payload, which follows */
-	__u16 sensor; /* which of the product's sensors: the product numbers them */
+	__u16 sensor; /* number of the sensor, which the product gives */
 	__u8 version; /* EVENT_VERSION */
 	__u8 reserved[5]; /* 0 */
 };

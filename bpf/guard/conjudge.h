@@ -21,7 +21,7 @@
 
 /* The rules are for the processes of this cgroup and of the cgroups below it; 0: for all. Set at load. */
 volatile const __u64 only_cgroup;
-volatile const __u32 only_level; /* how deep it lies; the root is 0 */
+volatile const __u32 only_level; /* depth of that cgroup; the root has 0 */
 
 /*
  * The rules in force. Key: 0; value: struct connect_policy. User space writes, in one step to bring it into force and
@@ -230,7 +230,7 @@ static __always_inline int is_there(const struct connect_target *target,
 	switch (a->address_kind) {
 	case CONNECT_GIVEN:
 		return is_in(target, address[0], address[1]);
-	case CONNECT_SELF: /* which of the two it is depends on the address of the socket */
+	case CONNECT_SELF: /* the address of the socket decides between ::1 and 127.0.0.1 */
 		return is_in(target, LOOPBACK_HIGH, LOOPBACK_LOW) ||
 		       is_in(target, LOOPBACK_HIGH, MAPPED_LOOPBACK_LOW);
 	default:

@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define FAMILY_PACKET 17
 #define FAMILY_XDP 44
 #define SOCKET_RAW 3 /* SOCK_RAW of linux/net.h */
-#define SOCKET_PACKET 10 /* SOCK_PACKET: AF_INET with it is AF_PACKET */
+#define SOCKET_PACKET 10 /* SOCK_PACKET: AF_INET with this type is AF_PACKET */
 #define PROTOCOL_ICMP 1 /* IPPROTO_* of linux/in.h and linux/in6.h */
 #define PROTOCOL_UDP 17
 #define PROTOCOL_ICMPV6 58

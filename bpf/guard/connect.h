@@ -9,17 +9,17 @@
 
 enum connect_constant {
 	CONNECT_TARGETS_MAX = 1 << 10, /* addresses of all rules together */
-	CONNECT_PROGRAMS_MAX = GUARD_RULES_MAX, /* one a rule */
+	CONNECT_PROGRAMS_MAX = GUARD_RULES_MAX, /* one program for each rule */
 	CONNECT_TASKS_MAX =
-		1 << 16, /* processes that a program of a rule with children has started */
+		1 << 16, /* processes started by the program of a rule that is also for children */
 	CONNECT_FILTER_BITS =
-		1 << 12, /* of sh_c_filter; at most 64 are set: few other programs have one */
+		1 << 12, /* bits of sh_c_filter; at most 64 are set: few other programs match */
 	CONNECT_SENSOR = 3, /* event_header.sensor of struct connect_event */
 };
 
 /* Operations that a rule can deny. */
 enum connect_op {
-	CONNECT_CONNECT = 0, /* connect, or send a datagram to */
+	CONNECT_CONNECT = 0, /* connect, or send a datagram to an address */
 	CONNECT_BIND = 1,
 	CONNECT_LISTEN = 2,
 	CONNECT_ACCEPT = 3,
@@ -31,8 +31,8 @@ enum connect_op {
 enum connect_address_kind {
 	CONNECT_GIVEN = 0, /* one address, in the field address */
 	CONNECT_SELF = 1, /* the unspecified address as a destination: this host's loopback */
-	CONNECT_ANY = 2, /* the unspecified address of a socket's own: all of the host's */
-	CONNECT_UNKNOWN = 3, /* no hook sees it: any address that a rule names may be meant */
+	CONNECT_ANY = 2, /* the unspecified address as the socket's own: all of the host's */
+	CONNECT_UNKNOWN = 3, /* no hook sees the address: it may be any address that a rule names */
 };
 
 /* Addresses and ports of rules. IPv4 is mapped (::ffff:0:0/96). */
@@ -40,7 +40,7 @@ struct connect_target {
 	__u8 address[16]; /* wire order; bits beyond the mask are 0 */
 	__u8 mask[16];
 	__u64 rules; /* rules that forbid operations at these addresses */
-	__u64 spares; /* rules that except these addresses, with others or without */
+	__u64 spares; /* rules with an exception for these addresses */
 	__u16 port_first; /* host order */
 	__u16 port_last;
 	__u32 version; /* 4 or 6, of IP; 0: addresses of both */
@@ -74,18 +74,18 @@ struct connect_count {
 /* Payload of an event. */
 struct connect_event {
 	struct guard_file program; /* the executable; 0: a thread of the kernel */
-	__u64 rules; /* that forbid it */
+	__u64 rules; /* rules that forbid the operation */
 	__u32 op; /* enum connect_op */
 	__u32 is_denied; /* 0: audited */
 	__u32 address_kind; /* enum connect_address_kind */
-	__u16 protocol; /* as of socket(2); 0: not known */
+	__u16 protocol; /* as in socket(2); 0: not known */
 	__u16 port; /* host order; 0: none */
 	__u8 address[16]; /* wire order; IPv4 is mapped */
 	__u32 program_size; /* bytes used of program_names */
 	char comm[TASK_COMM_BYTES];
 	char program_names
 		[GUARD_PATH_BYTES +
-		 GUARD_NAME_BYTES]; /* each with its zero, the last one of the path first */
+		 GUARD_NAME_BYTES]; /* each name with its zero, the last one of the path first */
 	__u32 reserved;
 };
 
@@ -99,7 +99,7 @@ struct connect_file {
 struct connect_question {
 	struct guard_process process;
 	struct guard_file program;
-	__u64 denied; /* rules */
+	__u64 denied; /* rules that deny the operation */
 	__u64 audited;
 	__u32 op;
 	__u32 address_kind;

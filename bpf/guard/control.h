@@ -17,14 +17,14 @@
 
 /* The name of a cgroup's file. The kernel gives the name, and nothing can change it. */
 struct control_name {
-	__u64 words[2]; /* a longer name is cut, and equals none of the names below */
+	__u64 words[2]; /* a name that is too long is cut, and equals none of the names below */
 };
 
 enum control_kind {
 	CONTROL_OTHER,
-	CONTROL_ENDS, /* it also ends or stops the processes of cgroups below */
-	CONTROL_PROCESSES, /* the kernel asks about it when a process moves between cgroups below */
-	CONTROL_PRESSURE, /* a write asks for reports of waiting, and changes nothing */
+	CONTROL_ENDS, /* a write also ends or stops the processes of cgroups below */
+	CONTROL_PROCESSES, /* the kernel checks it when a process moves between cgroups below */
+	CONTROL_PRESSURE, /* a write asks for reports of pressure, and changes nothing */
 };
 
 static __always_inline int name_equals(struct control_name *name, __u64 first, __u64 second)

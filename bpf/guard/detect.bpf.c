@@ -20,7 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* The cgroup whose processes are watched, with the cgroups below it; 0: all. Set at load. */
 volatile const __u64 only_cgroup;
-volatile const __u32 only_level; /* how deep it lies; the root is 0 */
+volatile const __u32 only_level; /* depth of that cgroup; the root has 0 */
 /* The process that reads the events; it makes none itself. Set at load. */
 volatile const __u32 own_tgid;
 
@@ -373,7 +373,7 @@ static __noinline int is_wanted(struct file *file, __u32 is_write)
 			struct mount *outer = BPF_CORE_READ(mount, mnt_parent);
 
 			if (!outer || outer == mount)
-				return 0; /* the root */
+				return 0; /* there is no outer mount: this is the root */
 			if (++over > DETECT_MOUNTS_MAX)
 				return 1;
 			dentry = BPF_CORE_READ(mount, mnt_mountpoint);
@@ -382,7 +382,7 @@ static __noinline int is_wanted(struct file *file, __u32 is_write)
 		if (is_named(dentry, is_write, level))
 			return 1;
 		parent = BPF_CORE_READ(dentry, d_parent);
-		if (parent == dentry) /* in no folder */
+		if (parent == dentry) /* the file has no folder */
 			return 0;
 		dentry = parent;
 	}

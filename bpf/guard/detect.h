@@ -10,16 +10,16 @@
 enum detect_constant {
 	DETECT_SENSOR = 2, /* event_header.sensor of struct detect_event */
 	DETECT_FDS = 4, /* descriptors in an event: 0 to 3 */
-	DETECT_PARENTS = 8, /* processes above in an event */
+	DETECT_PARENTS = 8, /* ancestors of the process in an event */
 	DETECT_PARENT_FDS = 16, /* descriptors of the parent that are looked at */
-	DETECT_ARGS_BYTES = 512, /* of arguments; the rest is cut */
+	DETECT_ARGS_BYTES = 512, /* bytes of arguments; the rest is cut */
 	DETECT_OPENED_MAX = 1 << 16, /* sockets that this host has connected */
-	DETECT_CALLS_MAX = 1 << 12, /* threads inside of setuid(2) and its like */
-	DETECT_TYPES_MAX = 16, /* more than any enum detect_type */
-	DETECT_NAMES_MAX = 1 << 12, /* of files and folders whose opens are events */
-	DETECT_NAME_LEVELS = 3, /* of names that are looked up */
-	DETECT_MOUNTS_MAX = 4, /* at one mount point over each other */
-	DETECT_NAME_BYTES = 56, /* of one of these, with its zero */
+	DETECT_CALLS_MAX = 1 << 12, /* threads in setuid(2) or a similar call */
+	DETECT_TYPES_MAX = 16, /* greater than each enum detect_type */
+	DETECT_NAMES_MAX = 1 << 12, /* names of files and folders whose opens become events */
+	DETECT_NAME_LEVELS = 3, /* levels of names that are looked up */
+	DETECT_MOUNTS_MAX = 4, /* mounts over each other at one mount point */
+	DETECT_NAME_BYTES = 56, /* bytes of such a name, with its zero */
 };
 
 enum detect_type {
@@ -43,20 +43,20 @@ enum detect_kind {
 	DETECT_PIPE = 3,
 	DETECT_INET = 4, /* a socket of IPv4 or IPv6 */
 	DETECT_UNIX = 5, /* a socket of AF_UNIX */
-	DETECT_SOCKET = 6, /* any other one */
+	DETECT_SOCKET = 6, /* a socket of another family */
 	DETECT_OTHER = 7,
 };
 
 enum detect_direction {
-	DETECT_UNKNOWN = 0, /* neither connected nor seen to be connected */
+	DETECT_UNKNOWN = 0, /* the socket has no peer */
 	DETECT_OUT = 1, /* this host has connected it */
 	DETECT_IN = 2, /* it was accepted, or is older than the sensor */
 };
 
 /* Events of a type that are left out while detection may use less CPU than they take. */
 struct detect_shed {
-	__u64 seen; /* while some are left out */
-	__u64 left_out; /* of these */
+	__u64 seen; /* events of the type, counted while some are left out */
+	__u64 left_out; /* of these, the events that were left out */
 };
 
 /* Kinds of opens that become events only if sh_d_names has the file. */
@@ -69,12 +69,12 @@ enum detect_filter {
 struct detect_name {
 	char name[DETECT_NAME_BYTES]; /* and zeros */
 	__u32 is_write;
-	__u32 level; /* 0: the file's own name, 1: its folder's, 2: that of the folder above */
+	__u32 level; /* 0: the file's own name; 1: its folder's; 2: the name of the folder above */
 };
 
 /* The file, pipe or socket of a descriptor. */
 struct detect_fd {
-	__u64 inode; /* the same number in two descriptors: they lead to the same file, pipe or socket */
+	__u64 inode; /* equal in two descriptors of the same file, pipe or socket */
 	__u32 kind; /* enum detect_kind */
 	__u32 direction; /* enum detect_direction, of DETECT_INET */
 	__u16 remote_port; /* host order */
@@ -113,7 +113,7 @@ struct detect_event {
 	__u32 is_write; /* of DETECT_OPEN */
 	__u32 mode; /* of DETECT_OPEN: the file's, with its type */
 	__u32 number; /* of DETECT_BPF: the command; of DETECT_PTRACE: the request, or a system call's number */
-	__u32 target; /* of DETECT_PTRACE: process ID, as the caller has it */
+	__u32 target; /* of DETECT_PTRACE: process ID, as the caller gives it */
 	__u32 parent_outs; /* of DETECT_EXEC: the parent's descriptors to connected sockets */
 	__u32 program_size; /* bytes used of program_names */
 	__u32 object_size; /* bytes used of object */

@@ -32,10 +32,11 @@ struct {
 } sh_g_groups SEC(".maps");
 
 struct grouping {
-	__u64 cgroup; /* its address */
+	__u64 cgroup; /* the address of its struct cgroup */
 	__u64 rules; /* the rules to compare; at the end, the rules that match */
 	__u32 side;
-	__u32 is_above; /* a rule matches if its cgroup is below this one, and not if this one is the rule's or below it */
+	/* 1: a rule matches if its cgroup is below this one; 0: if it is this one or above it. */
+	__u32 is_above;
 };
 
 static long group_look(__u32 i, struct grouping *g)

@@ -26,17 +26,17 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define OPEN_TRUNCATES 01000 /* O_TRUNC of asm-generic/fcntl.h */
 #define MAY_WRITE 0x2 /* linux/fs.h */
 #define MAY_READ 0x4
-#define MAY_ACCESS 0x10 /* access(2): nothing follows */
+#define MAY_ACCESS 0x10 /* set by access(2), which only asks */
 #define MAY_OPEN 0x20
 #define PROTECTION_WRITE 0x2 /* PROT_WRITE of asm-generic/mman-common.h */
 #define PROTECTION_EXEC 0x4 /* PROT_EXEC */
-#define PROTECTION_ANY 0x7 /* each of the three lets processors read */
+#define PROTECTION_ANY 0x7 /* read, write and execute: processors can read with any of them */
 #define MAP_TYPE 0x0f
 #define MAP_PRIVATE 0x02
 #define VM_SHARED 0x8
 #define TRACE_ATTACH 0x2 /* PTRACE_MODE_ATTACH of linux/ptrace.h */
 #define ATTRIBUTE_SIZE (1 << 3) /* ATTR_* of linux/fs.h */
-#define ATTRIBUTE_FORCE (1 << 9) /* by the kernel, because of a write that was allowed */
+#define ATTRIBUTE_FORCE (1 << 9) /* set by the kernel, because of an allowed write */
 #define ATTRIBUTES (1 << 0 | 1 << 1 | 1 << 2) /* mode, user, group */
 #define ATTRIBUTES_TIME (1 << 4 | 1 << 5) /* times of access and change */
 #define THREAD 0x00010000 /* CLONE_THREAD of linux/sched.h */
@@ -56,7 +56,7 @@ struct vm_area_struct {
 
 enum kernel_read_file_id {
 	READING_MODULE = 2,
-	READING_MODULE_COMPRESSED = 3, /* newer kernels, which unpack modules themselves */
+	READING_MODULE_COMPRESSED = 3, /* on newer kernels, which decompress modules themselves */
 };
 
 enum kernel_load_data_id {
@@ -289,7 +289,7 @@ static __always_inline int attributes_judge(struct dentry *dentry, struct iattr 
 		if (ret)
 			return ret;
 		birth_note(dentry->d_inode, 0);
-		valid &= ~ATTRIBUTES_TIME; /* these come with it */
+		valid &= ~ATTRIBUTES_TIME; /* a change of size also sets the times */
 	}
 	if (!(valid & (ATTRIBUTES | ATTRIBUTES_TIME)))
 		return 0;

@@ -8,16 +8,16 @@
 #include "../event/event.h"
 
 enum guard_constant {
-	GUARD_RULES_MAX = 64, /* a rule is a bit of a word */
-	GUARD_FILES_MAX = 1 << 18, /* protected inodes, executables and folders above */
+	GUARD_RULES_MAX = 64, /* each rule is a bit of a word */
+	GUARD_FILES_MAX = 1 << 18, /* protected inodes, executables, and the folders above them */
 	GUARD_TASKS_MAX = 1 << 18, /* processes that are trusted or protected */
-	GUARD_EXECS_MAX = 1 << 13, /* processes that execute something at the same moment */
-	GUARD_NAME_BYTES = 256, /* of a rule's name and of a file's: NAME_MAX and a zero */
+	GUARD_EXECS_MAX = 1 << 13, /* processes that execute a program at the same moment */
+	GUARD_NAME_BYTES = 256, /* of a rule's or a file's name: NAME_MAX and a zero */
 	GUARD_PATH_BYTES =
-		1024, /* of the names in an event; a longer path is cut at the root's side */
+		1024, /* bytes of the names in an event; a longer path is cut at the root's side */
 	GUARD_DEPTH_MAX = 24, /* folders */
-	GUARD_CGROUP_DEPTH_MAX = 8, /* of a cgroup that a rule names */
-	GUARD_CGROUP_BYTES = 96, /* of a name of it, and a zero */
+	GUARD_CGROUP_DEPTH_MAX = 8, /* levels of a cgroup that a rule names */
+	GUARD_CGROUP_BYTES = 96, /* bytes of the name of such a level, with a zero */
 	GUARD_SENSOR = 1, /* event_header.sensor of struct guard_event */
 };
 
@@ -32,16 +32,16 @@ enum guard_op {
 	GUARD_MOUNT = 6,
 	/* Of each rule that trusts programs, without a word in the policy: */
 	GUARD_PROGRAM = 7, /* write the executable of a trusted program */
-	GUARD_TRACE = 8, /* reach into a trusted or protected process as a debugger does */
+	GUARD_TRACE = 8, /* access a trusted or protected process as a debugger does */
 	GUARD_KILL =
 		9, /* signal a protected process, or limit its resources, or write to a file that controls its cgroup */
-	GUARD_READ = 10, /* see the contents of a file, or the names in a folder */
+	GUARD_READ = 10, /* read the contents of a file, or the names in a folder */
 	GUARD_EXEC = 11, /* execute a file, or map it as code */
 	/* Of a rule of detection that denies, and of no file of the rule's: */
 	GUARD_MOUNT_ANY = 12, /* mount something, anywhere */
 	GUARD_MODULE = 13, /* load a kernel module */
 	GUARD_BPF = 14, /* load a BPF program */
-	GUARD_TRACE_ANY = 15, /* reach into any other process as a debugger does */
+	GUARD_TRACE_ANY = 15, /* access any other process as a debugger does */
 	GUARD_MOVE =
 		16, /* move a process from one cgroup to another, through a cgroup above a protected one */
 	GUARD_OP_COUNT = 17,
@@ -51,7 +51,7 @@ enum guard_op {
 struct guard_file {
 	__u64 inode;
 	__u32 device; /* the file system's, as the kernel has it: major << 20 | minor */
-	__u32 generation; /* i_generation: tells files apart that have the same inode number in turn */
+	__u32 generation; /* i_generation: differs between files with one inode number in turn */
 };
 
 /* A process; no other one is ever the same. */
@@ -63,12 +63,12 @@ struct guard_process {
 /* An inode's label by one policy; each field a mask of rules. The policy in force has the side of its number's lowest
  * bit, the other side is for the next one, and each side has maps of its own. */
 struct guard_side {
-	__u64 rules; /* it is protected by these */
-	__u64 above; /* it is a folder above a file or folder that is protected by these */
-	__u64 trusts; /* it is an executable that is trusted by these */
-	__u64 guards; /* it is an executable whose processes are protected by these */
-	__u64 interprets; /* it is an interpreter, which these do not trust for its starter's trust */
-	__u64 generation; /* of the policy; if it is neither the present nor the next one, the label does not count */
+	__u64 rules; /* the inode is protected by these rules */
+	__u64 above; /* it is a folder above a file or folder that these rules protect */
+	__u64 trusts; /* it is an executable that these rules trust */
+	__u64 guards; /* it is an executable whose processes these rules protect */
+	__u64 interprets; /* it is an interpreter, to which these pass no trust of its starter */
+	__u64 generation; /* of the policy; other than the present and next one: the label is void */
 };
 
 /* The rules that trust a process, and the rules that protect it; by side. */
@@ -89,7 +89,7 @@ struct guard_given {
 struct guard_narrow {
 	__u32 has_user;
 	__u32 user; /* the kernel's own number, as the machine's first user namespace has it */
-	__u32 depth; /* of the cgroup below the root of the second hierarchy; 0: in any */
+	__u32 depth; /* depth of the cgroup below the root of the second hierarchy; 0: any cgroup */
 	__u32 unused;
 	/* Of the cgroups from the root's side, each with zeros up to its end. */
 	char names[GUARD_CGROUP_DEPTH_MAX][GUARD_CGROUP_BYTES];
@@ -97,20 +97,20 @@ struct guard_narrow {
 
 /* The rules whose programs keep their trust when an updater replaces them. */
 struct guard_renews {
-	__u64 by; /* the rule, as a mask, that trusts the programs which replace them; 0: none */
-	__u64 rules; /* whose trusted and protected programs are renewed by that */
+	__u64 by; /* mask of the rule that trusts the updater; 0: none */
+	__u64 rules; /* rules that still trust and protect programs after it has replaced them */
 };
 
 /* The policy in force. */
 struct guard_state {
 	__u64 generation; /* from 1; 0: none yet */
-	__u64 loaded_ns; /* CLOCK_BOOTTIME: since when */
+	__u64 loaded_ns; /* CLOCK_BOOTTIME: when it came into force */
 };
 
 /* The record that agents keep of their work. */
 struct guard_agent {
-	__u64 began_ns; /* CLOCK_BOOTTIME: since when there is protection */
-	__u64 heard_ns; /* CLOCK_BOOTTIME: when one last listened */
+	__u64 began_ns; /* CLOCK_BOOTTIME: when the protection began */
+	__u64 heard_ns; /* CLOCK_BOOTTIME: when an agent last listened */
 	__u64 heard; /* events that all agents have read */
 	__u64 prepared; /* the last generation that labels were written for, whether or not it came into force */
 };
@@ -119,7 +119,7 @@ struct guard_agent {
 struct guard_masks {
 	__u64 denied;
 	__u64 audited;
-	__u64 only; /* of these: to the processes alone that the rule has in guard_side.guards */
+	__u64 only; /* of both: rules that forbid it only to processes of guard_side.guards */
 };
 
 struct guard_count {
@@ -133,9 +133,9 @@ struct guard_count {
 struct guard_rule {
 	char name[64];
 	char text[824];
-	char severity[16]; /* of a rule of detection; empty: it is none */
-	char mitre[112]; /* of one: techniques, with a space between */
-	__u64 trust; /* a digest of the paths of the programs that it trusts */
+	char severity[16]; /* of a rule of detection; empty for other rules */
+	char mitre[112]; /* of a rule of detection: ATT&CK's techniques, separated by spaces */
+	__u64 trust; /* a digest of the paths of the programs that the rule trusts */
 };
 
 /* Argument of sh_key, and its answer. */
@@ -148,7 +148,7 @@ struct guard_key {
 struct guard_event {
 	struct guard_file file; /* inode 0: a name that does not exist yet */
 	struct guard_file program; /* the executable; 0: a thread of the kernel */
-	__u64 rules; /* that forbid it */
+	__u64 rules; /* rules that forbid the operation */
 	__u64 generation;
 	__u32 op;
 	__u32 is_denied; /* 0: audited */

@@ -42,7 +42,7 @@ struct {
 struct names_steps {
 	char *names;
 	struct dentry *dentry;
-	__u32 used; /* bytes of names */
+	__u32 used; /* bytes of names so far */
 };
 
 /* One folder up; 1: there is none. */
@@ -75,14 +75,14 @@ static __noinline int names_walk(char *names, struct dentry *dentry)
 
 /* An operation that a process is about to perform. */
 struct attempt {
-	__u64 rules; /* that the object is under */
+	__u64 rules; /* rules that the object is under */
 	__u64 generation;
 	__u64 free; /* rules that do not forbid it to the current process, trusted or not */
 	struct inode *control; /* the object, if it is a cgroup's file; otherwise NULL */
 	enum guard_op op;
 	__u32 target; /* of GUARD_TRACE, GUARD_TRACE_ANY and GUARD_KILL: process ID; 0: the object is a file */
 	__u32 is_denied;
-	__u32 is_nobodys; /* not the current process does it */
+	__u32 is_nobodys; /* 1: the operation is not the current process's own */
 };
 
 /* Writes the event of an operation; dentry is the object's name, or NULL. */

@@ -32,7 +32,7 @@ static __always_inline struct kernfs_node *node_folder(struct kernfs_node *node)
 struct nodes_steps {
 	char *names;
 	struct kernfs_node *node;
-	__u32 used; /* bytes of names */
+	__u32 used; /* bytes of names so far */
 };
 
 /* One folder up; 1: there is none. */

@@ -10,7 +10,7 @@
 #include "program.h"
 #include "socket.h"
 
-#define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h, and the types */
+#define MODE_TYPE 0170000 /* S_IFMT of linux/stat.h; below, the types */
 #define MODE_SOCKET 0140000
 #define MODE_FILE 0100000
 #define MODE_BLOCK 0060000

@@ -12,7 +12,7 @@
 #include "trust.h"
 
 #define CGROUP_LEVELS_MAX \
-	32 /* that a process's own cgroup may be below the one that a rule names */
+	32 /* levels that a process's cgroup may be below the cgroup that a rule names */
 
 struct kernfs_node {
 	const char *name;
@@ -127,7 +127,7 @@ static __always_inline int cgroup_begins(struct cgroup *cgroup, struct guard_nar
 		__u64 at = depth - 1 - i;
 
 		if (i >= depth)
-			return 1; /* that was the first one */
+			return 1; /* all names have been compared */
 		/* clang-19 loses the bound between its check and the sum; 6.1's verifier needs it. */
 		asm volatile("%0 &= %1" : "+r"(at) : "i"(GUARD_CGROUP_DEPTH_MAX - 1));
 		if (!name_is(cgroup, narrow->names[at]))

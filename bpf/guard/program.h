@@ -8,7 +8,7 @@
 
 #include "inode.h"
 
-#define PATH_DEPTH_MAX 32 /* names and mounts of a path */
+#define PATH_DEPTH_MAX 32 /* names and mounts of a path, at most */
 
 struct vfsmount {
 	struct dentry *mnt_root;
@@ -43,7 +43,7 @@ struct path_steps {
 	char *names;
 	struct dentry *dentry;
 	struct mount *mount;
-	__u32 used; /* bytes of names */
+	__u32 used; /* bytes of names so far */
 };
 
 /* One folder up; 1: there is none. */
@@ -68,7 +68,7 @@ static long path_step(__u32 number, struct path_steps *s)
 	if (!size)
 		return 1;
 	s->used += size;
-	if (!parent || parent == dentry) /* in no folder: a memfd */
+	if (!parent || parent == dentry) /* there is no folder: a memfd */
 		return 1;
 	s->dentry = parent;
 	return 0;

@@ -14,7 +14,7 @@
 #include "trust.h"
 
 #define OPEN_CREATED \
-	0x100000 /* FMODE_CREATED of linux/fs.h, 6.1 to 6.18: this open has made the file */
+	0x100000 /* FMODE_CREATED of linux/fs.h, 6.1 to 6.18: this open has created the file */
 
 /*
  * Files that an updater has made, and no other process has opened to write. Key: the inode; value: struct

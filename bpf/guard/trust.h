@@ -14,8 +14,8 @@
 
 #include "label.h"
 
-#define STRINGS_MAX (1 << 17) /* arguments and variables that are looked at; with more, no trust */
-#define STRING_BYTES 128 /* that are read at once */
+#define STRINGS_MAX (1 << 17) /* arguments and variables that are read; with more, no trust */
+#define STRING_BYTES 128 /* bytes of strings that are read at once */
 #define TICK_NS 10000000 /* a second by USER_HZ of asm-generic/param.h */
 
 struct vfsmount {
@@ -195,8 +195,8 @@ static __always_inline int variable_loads(__u64 word)
 struct strings {
 	unsigned long at;
 	unsigned long end;
-	int arguments; /* of the strings, the arguments that are still to come */
-	int is_inside; /* inside of a string whose beginning was read already */
+	int arguments; /* how many arguments are still to come */
+	int is_inside; /* 1: at is inside a string whose beginning was read already */
 	int is_trusted;
 };
 

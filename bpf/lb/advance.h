@@ -20,7 +20,7 @@
 enum advance {
 	ADVANCE_GO = 0,    /* the packet belongs to the flow */
 	ADVANCE_OVER =
-		1, /* the flow was over and has been ended: the packet is a first one, or not ours */
+		1, /* it was over and has been ended: the packet begins a flow, or has none */
 };
 
 /* The state after a packet from the client. */
@@ -88,7 +88,7 @@ static __noinline int twin_follow(struct frame_ctx *ctx, const struct packet *p,
 		return 0;
 	old_hop = twin->flow.hop;
 	hop = hop_mark(hop_to_client(ctx, &p->key), f->nonce);
-	if (hop != old_hop) /* by comparison, because the element may be another flow's by now */
+	if (hop != old_hop) /* compare-and-swap, because the element may be another flow's by now */
 		__sync_val_compare_and_swap(&live->hop, old_hop, hop);
 	return 0;
 }
@@ -128,14 +128,14 @@ static __noinline enum advance flow_advance(struct frame_ctx *ctx, struct packet
 	if (f->direction == DIRECTION_CLIENT && (state & FLOW_ESTABLISHED) &&
 	    !(state & FLOW_SLOTTED)) {
 		if (tracked_take(&p->key, f->nonce, now))
-			state &= ~FLOW_ESTABLISHED; /* asks again with its next packet */
+			state &= ~FLOW_ESTABLISHED; /* the flow's next packet tries again */
 		else
 			state |= FLOW_SLOTTED;
 	}
 	if (life_set(live, f->nonce, state & ~old, old & ~state, now))
 		return ADVANCE_OVER;
 	if (state == old && f->direction == DIRECTION_BACKEND)
-		return ADVANCE_GO; /* nothing that the twin would have to know */
+		return ADVANCE_GO; /* nothing to update in the twin */
 	if (!twin_follow(ctx, p, f, state & ~old, old & ~state)) {
 		if (begins_again(p, f))
 			traffic_flow_count(f->service_index, f->backend);

@@ -89,7 +89,7 @@ static __always_inline enum verdict flow_forward(struct frame_ctx *ctx, struct p
 		return drop(p, REASON_INTERNAL);
 	verdict = hop_send(ctx, p, hop, out);
 	if (verdict == VERDICT_HOST && f->direction == DIRECTION_CLIENT)
-		p->egress = own_index(ctx); /* where the client's packets are expected */
+		p->egress = own_index(ctx); /* where this host expects the client's packets */
 	return verdict;
 }
 
@@ -116,10 +116,10 @@ static __always_inline int flow_deserts(const struct packet *p, const struct flo
 
 /* The result of the look-up of a packet's flow. */
 enum lookup {
-	LOOKUP_BEFORE = -2, /* the flow is still the ABI's before */
+	LOOKUP_BEFORE = -2, /* the ABI before still has the flow */
 	LOOKUP_REFUSED =
-		-1, /* the packet begins another connection on a closed one's tuple, and its source may not */
-	LOOKUP_NONE = 0, /* no flow goes on: the packet is a first one, or no flow's */
+		-1, /* the packet begins a connection on a closed one's tuple; its source is refused */
+	LOOKUP_NONE = 0, /* the packet continues no flow: it is a first one, or has none */
 	LOOKUP_FOUND = 1,
 };
 
@@ -200,7 +200,7 @@ static __always_inline enum verdict flow_stage(struct frame_ctx *ctx, struct pac
 			pass_note();
 		return pass(p, REASON_NO_SERVICE);
 	}
-	if (p->tcp_flags & TCP_RST) /* the end of what is not there */
+	if (p->tcp_flags & TCP_RST) /* a reset of a connection that does not exist */
 		return pass(p, REASON_NOT_OURS);
 	if (source_check_whole(p) != VERDICT_NEXT)
 		return VERDICT_DROP;
@@ -301,7 +301,7 @@ __stage enum verdict icmp_stage(struct frame_ctx *ctx, struct packet *p, __u32 f
 	}
 	if (verdict == VERDICT_NEXT)
 		verdict = pass(p, REASON_ICMP);
-	if (verdict == VERDICT_PASS && !flags) /* seen for the sake of nat-destination only */
+	if (verdict == VERDICT_PASS && !flags) /* here because of nat-destination only */
 		p->reason = REASON_NOT_OURS;
 	return verdict;
 }

@@ -89,7 +89,7 @@ int sh_check(struct __sk_buff *ctx)
 	int action;
 
 	if (!check)
-		return TC_ACT_SHOT; /* the kernel's own packets to its neighbours */
+		return TC_ACT_SHOT; /* of no check: the kernel's own to its neighbours */
 	check->taken = 1;
 	ctx_headers_pull(ctx);
 	p.frame_size = ctx_size_hint(ctx);

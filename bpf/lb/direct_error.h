@@ -56,7 +56,7 @@ __stage __u32 error_owner(struct frame_ctx *ctx, struct packet *p)
 	if (ctx_load(ctx, p->l4_offset, &type, sizeof(type)) || !icmp_is_error(p->family, type))
 		return 0;
 	quoted = &accused->packet;
-	__builtin_memset(quoted, 0, sizeof(*quoted)); /* the key's padding is part of it */
+	__builtin_memset(quoted, 0, sizeof(*quoted)); /* look-ups compare the key's padding, too */
 	q.key = &quoted->key;
 	if (quote_parse(ctx, p, &q) != VERDICT_NEXT)
 		return 0;

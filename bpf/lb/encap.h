@@ -31,7 +31,7 @@ struct outer {
 	const struct addr *destination;
 	__u32 size;       /* of all outer headers */
 	__u32 inner_size; /* of the client's packet */
-	__u32 entropy;    /* differs from flow to flow, and not with the slot */
+	__u32 entropy;    /* differs from flow to flow, and is independent of the slot */
 	__be32 ip4_second; /* IPv4's second word: identification, flags, offset */
 	__u8 protocol;     /* of the inner packet */
 	__u8 tos;
@@ -177,7 +177,7 @@ static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 	if (csum_whole(ctx, p->l4_offset, p->l4_size, &sum))
 		return -1;
 	if (csum_fold(sum + pseudo) == 0xffff)
-		return 0; /* it verifies: complete after all */
+		return 0; /* the checksum is right: the sender had completed it */
 	data = ctx_data(ctx);
 	data_end = ctx_data_end(ctx);
 	check = data + transport_csum_offset(p);
@@ -186,7 +186,7 @@ static __apart int csum_complete(struct frame_ctx *ctx, struct packet *p)
 	/* The sum holds the field, which is the pseudo-header's sum. */
 	value = ~csum_fold(sum);
 	*check = value || p->key.protocol == IPPROTO_TCP ? value : 0xffff;
-	p->csum_finished = 1; /* for NAT, which may come after it (tunnelled.h) */
+	p->csum_finished = 1; /* for NAT, which may follow (tunnelled.h) */
 	count_reason(REASON_CHECKSUM_COMPLETED, p->frame_size);
 	return 0;
 }

@@ -100,7 +100,7 @@ static __always_inline int source_may_begin(const struct packet *p, __u32 servic
 	__u64 tag;
 
 	if (p->family == FAMILY_IP6)
-		key.source.low = 0; /* a host has a /64 to choose from (RFC 6177, RFC 7934) */
+		key.source.low = 0; /* a host can use a whole /64 (RFC 6177, RFC 7934) */
 	tag = source_tag(&key);
 	live = bpf_map_lookup_elem(&sh_source_rates, &key);
 	if (!live || *(volatile __u64 *)&live->tag != tag) {

@@ -177,7 +177,7 @@ static __always_inline enum verdict ip4_fragment_parse(struct frame_ctx *ctx, st
 	if (ip->protocol != IPPROTO_TCP && ip->protocol != IPPROTO_UDP)
 		return pass(p, REASON_FRAGMENT);
 	key->source_port = ip->id;
-	key->protocol = ip->protocol; /* RFC 791, 3.2: it is part of what tells datagrams apart */
+	key->protocol = ip->protocol; /* RFC 791, 3.2: the protocol tells datagrams apart, too */
 	offset = (bpf_ntohs(ip->frag_off) & IP4_OFFSET_BITS) * 8;
 	if (offset)
 		return later_parse(p, ip->protocol, offset);
@@ -193,7 +193,7 @@ static __always_inline enum verdict ip6_rest_parse(struct frame_ctx *ctx, struct
 
 	if (p->key.protocol != IPPROTO_TCP && p->key.protocol != IPPROTO_UDP)
 		verdict = ip6_extensions_walk(ctx, p);
-	if (verdict != VERDICT_NEXT) /* RFC 7112, 5: the first fragment has the whole chain */
+	if (verdict != VERDICT_NEXT) /* RFC 7112, 5: the first fragment must hold all headers */
 		return whole ? verdict : drop(p, REASON_FRAGMENT_TINY);
 	if (p->key.protocol == IPPROTO_ROUTING)
 		return pass(p, REASON_SOURCE_ROUTED);
@@ -231,7 +231,7 @@ static __always_inline enum verdict ip6_fragment_parse(struct frame_ctx *ctx, st
 			return pass(p, REASON_FRAGMENT);
 		return later_parse(p, header->next, field & IP6_OFFSET_BITS);
 	}
-	if (!(field & IP6_MORE)) /* RFC 6946: a fragment that is all of the packet */
+	if (!(field & IP6_MORE)) /* RFC 6946: an atomic fragment, which is a whole packet */
 		return ip6_rest_parse(ctx, p, 1);
 	p->fragment = FRAGMENT_FIRST;
 	return ip6_rest_parse(ctx, p, 0);

@@ -16,5 +16,5 @@ int sh_gate(struct xdp_md *ctx)
 		bpf_tail_call_static(ctx, &sh_gates, GATE_OLD);
 	else
 		bpf_tail_call_static(ctx, &sh_gates, GATE_NEW);
-	return XDP_PASS; /* nobody is there: as without shunt */
+	return XDP_PASS; /* there is no such program: as without shunt */
 }

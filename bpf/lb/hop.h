@@ -62,7 +62,7 @@ static __always_inline int hop_marked_by(__u64 hop, __u32 nonce)
 	return hop >> HOP_CHECK_SHIFT == (nonce & 0x3f);
 }
 
-#define HOP_NONE (1ULL << 63) /* hop_ask's: there is none, and the lowest bits say why */
+#define HOP_NONE (1ULL << 63) /* result of hop_ask(): no hop; the lowest bits have the reason */
 
 /* Asks the routing table for the route from source to destination. Returns the hop, or HOP_NONE with
  * the reason: a value, because a pointer to the reason would keep it in memory for every packet. */

@@ -31,7 +31,7 @@
 #define ICMP_FRAGMENTATION_NEEDED 4
 
 #define ANSWER_TTL 64
-#define QUOTED_TRANSPORT_SIZE_MIN 8 /* RFC 792: of the transport header at least this much */
+#define QUOTED_TRANSPORT_SIZE_MIN 8 /* RFC 792: least bytes of the transport header in a quote */
 
 struct icmp_header {
 	__u8 type;
@@ -109,10 +109,10 @@ SCRATCH(sh_quoted, struct entry);
 
 /* The packet that an error quotes. Offsets are from the start of the frame. */
 struct quote {
-	struct flow_key *key; /* of the packets that travel the other way */
-	struct flow *flow;    /* a copy */
-	__u64 plus;       /* the gain of the words under the error's checksum … */
-	__u64 minus;       /* … and their loss */
+	struct flow_key *key; /* the key of packets in the other direction */
+	struct flow *flow; /* a copy */
+	__u64 plus; /* sum of the new words under the error's checksum */
+	__u64 minus; /* sum of the words that they replace */
 	__u32 ip_offset;
 	__u32 l4_offset;
 	__u32 l4_size; /* how much of the transport header and payload is quoted */
@@ -159,7 +159,7 @@ static __noinline enum verdict quote_ip6_parse(struct frame_ctx *ctx, struct pac
 			return pass(p, REASON_ICMP);
 		if (protocol == IPPROTO_FRAGMENT) { /* RFC 8200, 4.5: the offset's 13 bits */
 			if (header[2] || header[3] & 0xf8)
-				return pass(p, REASON_ICMP); /* a later one has no ports */
+				return pass(p, REASON_ICMP); /* a later fragment has no ports */
 			header[1] = 0; /* reserved; 8 octets */
 		}
 		/* RFC 4302, 2.2: AH counts words less two, all others count 8 octets less one */
@@ -223,7 +223,7 @@ static __always_inline int quoted_csum_update(struct frame_ctx *ctx, struct quot
 	if (ctx_load(ctx, offset, &old, sizeof(old)))
 		return -1;
 	if (is_udp && old == 0)
-		return 0; /* RFC 768: there is none */
+		return 0; /* RFC 768: there is no checksum */
 	new = csum_update(old, gained, lost);
 	if (is_udp && new == 0)
 		new = 0xffff;
@@ -285,7 +285,7 @@ static __noinline int error_rewrite(struct frame_ctx *ctx, const struct packet *
 
 	if ((void *)(icmp + 1) > data_end)
 		return -1;
-	if (p->family == FAMILY_IP6) { /* the pseudo-header is covered too */
+	if (p->family == FAMILY_IP6) { /* the checksum includes the pseudo-header */
 		plus += addr_sum(&f->source) + addr_sum(&f->destination);
 		minus += addr_sum(&p->key.source) + addr_sum(&p->key.destination);
 	}
@@ -328,7 +328,7 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 		return drop(p, REASON_INTERNAL);
 	q.key = &entry->key;
 	q.flow = &entry->flow;
-	__builtin_memset(q.key, 0, sizeof(*q.key)); /* its padding is part of it */
+	__builtin_memset(q.key, 0, sizeof(*q.key)); /* look-ups compare the key's padding, too */
 	verdict = quote_parse(ctx, p, &q);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
@@ -354,11 +354,11 @@ __stage enum verdict icmp_error_translate(struct frame_ctx *ctx, struct packet *
 /* --- errors of our own ---------------------------------------------------------- */
 
 /* RFC 1812, 4.3.2.8 and RFC 4443, 2.4 f ask for a limit and leave the figure open. */
-#define ICMP_RATE 100 /* errors per second and CPU, and as many at once */
+#define ICMP_RATE 100 /* errors per second and CPU, and also the largest burst */
 
-#define QUOTE_IP4_MAX 548  /* RFC 1812, 4.3.2.3: the error is at most 576 bytes */
+#define QUOTE_IP4_MAX 548 /* RFC 1812, 4.3.2.3: the error is at most 576 bytes */
 #define QUOTE_IP6_MAX 1232 /* RFC 4443, 2.4 c: the error is at most 1280 bytes */
-#define TOS_ERROR 0xc0    /* RFC 1812, 4.3.2.5: precedence 6 */
+#define TOS_ERROR 0xc0 /* RFC 1812, 4.3.2.5: precedence 6 */
 
 enum token {
 	TOKEN_ERROR = 0, /* an ICMP error */
@@ -389,7 +389,7 @@ static __always_inline int token_take(__u32 kind, __u32 rate)
 	if (!tokens)
 		return 0;
 	passed = now - tokens->refilled;
-	if (passed >= jiffies_per_second) /* a second fills it */
+	if (passed >= jiffies_per_second) /* a bucket is full after a second */
 		tokens->level = full;
 	else
 		tokens->level += passed * rate;

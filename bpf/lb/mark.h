@@ -28,14 +28,14 @@
 #define MARK_SECOND bpf_htons(0x6870)
 #define MARK_SECOND_MASK bpf_htons(0xfff0)
 #define MARK_INDEX_HIGH bpf_htons(0x0003) /* bits 8 and 9 of the index */
-#define MARK_TCP bpf_htons(0x0004) /* the checksum of TCP at l4_offset was finished */
-#define MARK_UDP bpf_htons(0x0008) /* of UDP */
+#define MARK_TCP bpf_htons(0x0004) /* the checksum of TCP at l4_offset is finished */
+#define MARK_UDP bpf_htons(0x0008) /* the checksum of UDP at l4_offset is finished */
 
 _Static_assert(INDEX_MAX == 1 << 10, "a mark has ten bits for the interface");
 
 struct mark {
 	__be16 first; /* MARK_FIRST */
-	__be16 second; /* MARK_SECOND, and the others */
+	__be16 second; /* MARK_SECOND, MARK_INDEX_HIGH, MARK_TCP and MARK_UDP */
 	__u8 index_low;
 	__u8 l4_offset; /* with MARK_TCP or MARK_UDP: from the start of the frame */
 };

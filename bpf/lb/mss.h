@@ -25,8 +25,8 @@
  * the verifier, so it checks a step of the search once, for all results of the step before. */
 struct options {
 	__u8 bytes[TCP_OPTIONS_ROOM];
-	__u32 size; /* bytes that are options */
-	__u32 at; /* of the next option */
+	__u32 size; /* bytes of all options */
+	__u32 at; /* offset of the next option */
 	__u32 found; /* where the value of the MSS option lies; 0: not found */
 };
 

@@ -43,11 +43,11 @@ struct claim {
 	struct flow probed;
 	__u64 now;
 	__u32 start;
-	__u32 closed_age; /* of the port below; 0: none met */
+	__u32 closed_age; /* age of the flow of closed_port; 0: there is no such flow */
 	__u16 port_first;
 	__u16 port_count;
 	__be16 own_port;    /* tried first, for NAT that keeps the client's port */
-	__be16 closed_port; /* of the longest closed flow met */
+	__be16 closed_port; /* the port whose flow has been closed longest, so far */
 	/* Hints, kept from run to run: jiffies until when searches give up early, by backend; two
 	 * backends may share a hint. */
 	__u32 short_until[CLAIM_SHORT_HINTS];
@@ -175,7 +175,7 @@ static __always_inline int backend_is_host(const struct backend *backend)
 	return out && hop_is_host(hop, out);
 }
 
-#define HOST_TRIES 16 /* with every second backend this host, 1 in 65,536 flows finds no other */
+#define HOST_TRIES 16 /* if every second backend is this host, 1 in 65,536 flows finds no other */
 
 /* For a client on this host, which a backend on it would answer past us: a backend elsewhere, if
  * there is one. */

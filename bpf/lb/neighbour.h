@@ -26,7 +26,7 @@ static __always_inline int address_is_owned(const struct addr *a)
 {
 	struct address *address = bpf_map_lookup_elem(&sh_addresses, a);
 	__u64 until = address ? *(volatile __u64 *)&address->owned_until : 0;
-	__u32 flags = address_flags(a); /* after until: a recycled element shows */
+	__u32 flags = address_flags(a); /* read after until, so that a recycled element shows */
 
 	return flags && !(flags & ADDRESS_HOST_OWN) && until > bpf_jiffies64();
 }
@@ -107,7 +107,7 @@ struct nd_message {
 struct nd_advertisement {
 	struct nd_message message;
 	__u8 option_type;
-	__u8 option_size; /* in 8 bytes */
+	__u8 option_size; /* in units of 8 bytes */
 	__u8 mac[ETH_ALEN];
 };
 
@@ -148,7 +148,7 @@ static __noinline int nd_solicits_us(struct frame_ctx *ctx, struct packet *p, st
 	if (p->l4_offset != L3_OFFSET + sizeof(struct ipv6hdr) || p->ttl != ND_HOP_LIMIT ||
 	    p->l4_size < sizeof(message) || ctx_load(ctx, p->l4_offset, &message, sizeof(message)))
 		return 0;
-	if (ctx_is_outbound() && is_probe) /* the host's own, as with ARP */
+	if (ctx_is_outbound() && is_probe) /* the host's own probe, as with ARP */
 		return 0;
 	if (message.type != ND_SOLICITATION || message.code != 0 ||
 	    (__u8)p->key.source.high == 0xff || addr_is_mapped(&message.target) ||

@@ -21,7 +21,7 @@ struct placing {
 	struct flow_key client_key; /* of the client's entry in sh_remembered */
 	struct remembered remembered;
 	__u64 slot;
-	__u32 previous; /* where flows without an entry are, in a transition; 0: nowhere */
+	__u32 previous; /* in a transition, the backend of flows without an entry; 0: none */
 	__u32 hash;
 	__u32 service; /* generation:8 | index:24 */
 	__u32 affinity_ticks;
@@ -30,8 +30,8 @@ struct placing {
 	__u8 first;    /* the packet is a TCP SYN */
 	__u8 drains;   /* previous gets no new flows */
 	__u8 pad[3];
-	__u32 client_backend; /* of the client's entry, which drains: for a flow of its own; or 0 */
-	__u32 drawn; /* for a client without an entry, instead of its own slot's; or 0 */
+	__u32 client_backend; /* the client's, if it drains and the flow gets its own entry; or 0 */
+	__u32 drawn; /* the backend for a client without an entry, by the flow's slot; or 0 */
 };
 
 SCRATCH(sh_placing, struct placing);
@@ -199,7 +199,7 @@ __stage __u32 unremembered_place(const struct packet *p, int is_client)
 	else if (placing->first)
 		flags = REMEMBERED_SYN;
 	else
-		flags = remembered_after(0, p); /* this may be its FIN */
+		flags = remembered_after(0, p); /* the packet may be the flow's FIN */
 	placing->remembered.word = choice | (__u64)flags << REMEMBERED_FLAGS_SHIFT;
 	placing->remembered.hash = placing->hash;
 	placing->remembered.service = placing->service;

@@ -16,7 +16,7 @@
 
 /* A reset is no longer than the segment it answers, so the limit protects only this machine:
  * a flood of first packets must not become as many packets sent. */
-#define RESET_RATE 10000 /* a second and CPU, and as many at once; our choice */
+#define RESET_RATE 10000 /* resets per second and CPU, and also the largest burst; our choice */
 
 #define TCP_HEADER_WORDS 5 /* without options */
 

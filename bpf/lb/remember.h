@@ -16,7 +16,7 @@
 
 #define REMEMBERED_NONCE_BITS 12
 #define REMEMBERED_CHANGING (0xffffffULL << REMEMBERED_SEEN_SHIFT) /* flags and seen */
-#define REMEMBERED_AGE_MAX 0xf000 /* of 16 bits; an older entry is over with any timeout */
+#define REMEMBERED_AGE_MAX 0xf000 /* of 16 bits; with any timeout, an older entry is over */
 
 static __always_inline __u64 remembered_seal(const struct flow_key *key, const struct remembered *r)
 {

@@ -135,15 +135,15 @@ static __noinline int csum_finish(struct frame_ctx *ctx, struct packet *p, const
 	__sum16 *check;
 	__u16 value;
 
-	if (p->fragment) /* what is here is not all that is summed; see fragment.h */
+	if (p->fragment) /* the frame has only a part of the summed bytes; see fragment.h */
 		return 0;
 	if (csum_whole(ctx, p->l4_offset, p->l4_size, &segment))
 		return -1;
 	if (csum_fold(segment + old) == 0xffff)
-		return 0; /* it verifies: complete after all */
+		return 0; /* the checksum is right: the sender had completed it */
 	if (generic_mode)
 		value = csum_fold(new);
-	else /* the segment's sum holds the field, which is the old pseudo-header's */
+	else /* segment includes the field, which holds the old pseudo-header's sum */
 		value = ~csum_fold(segment + ports_plus + (__u16)~csum_fold(ports_minus) +
 				   (__u16)~csum_fold(old) + new);
 	if (!generic_mode && value == 0 && p->key.protocol == IPPROTO_UDP)

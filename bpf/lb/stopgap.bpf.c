@@ -50,7 +50,7 @@ static __always_inline int ip4_load(struct __sk_buff *skb, struct packet *p)
 	p->key.source = addr_from_ip4(ip.saddr);
 	p->key.destination = addr_from_ip4(ip.daddr);
 	if (ip.frag_off & bpf_htons(IP4_LATER_FRAGMENT))
-		return 0; /* useless to the host without its first one, which has ports */
+		return 0; /* useless to the host without the first fragment, which has the ports */
 	p->key.protocol = ip.protocol;
 	return ports_load(skb, p, L3_OFFSET + ip.ihl * 4);
 }

@@ -97,7 +97,7 @@ int sh_sweep(struct sweep *ctx)
  * own, which begin with zeros. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set by the caller, as for the next */
+	__uint(max_entries, 1); /* set by the caller, for both maps */
 	__type(key, __u32);
 	__type(value, __u64);
 } sh_be_open SEC(".maps"), sh_svc_open SEC(".maps");

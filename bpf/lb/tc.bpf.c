@@ -84,7 +84,7 @@ static __always_inline int frame_finish(struct frame_ctx *ctx, const struct pack
 	case VERDICT_ANSWER:
 		return frame_redirect(p, own_index(ctx), outbound ? BPF_F_INGRESS : 0);
 	case VERDICT_SEND_BACK:
-		if (outbound) /* it is on its way out of there already */
+		if (outbound) /* the frame is already leaving by this interface */
 			return TC_ACT_UNSPEC;
 		return frame_redirect(p, own_index(ctx), 0);
 	case VERDICT_SEND_ON:

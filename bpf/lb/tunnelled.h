@@ -83,7 +83,7 @@ __stage __u32 tunnelled_find(const struct packet *p)
 /* Goes on with *service_index, a service of level 2. */
 static __always_inline enum verdict tunnelled_go_on(struct packet *p, __u32 *service_index)
 {
-	if (p->fragment == FRAGMENT_LATER) /* it has met no first one, whose note is NAT's */
+	if (p->fragment == FRAGMENT_LATER) /* its first fragment left no note */
 		return drop(p, REASON_FRAGMENT_EARLY);
 	*service_index = tunnelled_find(p);
 	return *service_index == SERVICE_NONE ? drop(p, REASON_TUNNELLED_UNKNOWN) : VERDICT_NEXT;

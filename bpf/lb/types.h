@@ -20,12 +20,12 @@ enum constant {
 	HOP_INTERFACE_SHIFT = 48,
 	HOP_INTERFACE_MASK = 0x3ff,
 	HOP_CHECK_SHIFT = 58,
-	INTERFACE_MAX = 64, /* interfaces of the balancer alone that a program is loaded for */
-	INDEX_MAX = 1024, /* with pods' interfaces behind them, see HOP_INTERFACE_MASK and mark.h */
+	INTERFACE_MAX = 64, /* interfaces with a program of the balancer; pods' do not count */
+	INDEX_MAX = 1024, /* these, and pods' behind them: see HOP_INTERFACE_MASK and mark.h */
 	INTERFACE_ANY = 0xffffffff, /* see config.h */
-	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see there */
-	FRONTEND_INSIDE = 0x40, /* likewise */
-	FRONTEND_TUNNELLED = 0x20, /* likewise */
+	FRONTEND_FRAGMENTS = 0x80, /* in frontend_key.protocol, see struct frontend_key */
+	FRONTEND_INSIDE = 0x40, /* in frontend_key.protocol, see struct frontend_key */
+	FRONTEND_TUNNELLED = 0x20, /* in frontend_key.protocol, see struct frontend_key */
 	FRAGMENT_NOTES_MAX = 16384, /* datagrams in fragments that are under way at once */
 	FILTER_ALLOWS = 1,
 	FILTER_BITS_SHIFT = 8,
@@ -50,7 +50,7 @@ enum address_flag {
 struct address {
 	__u64 owned_until; /* jiffies; ARP and ND are answered before this moment */
 	__u32 flags; /* enum address_flag */
-	__u32 check; /* of the address, in one word with flags: see struct frontend */
+	__u32 check; /* check of the address, in one word with flags: see struct frontend */
 };
 
 /* --- services ------------------------------------------------------------------ */
@@ -93,7 +93,7 @@ struct range_key {
 enum forwarding {
 	FORWARDING_NAT = 0,
 	FORWARDING_NAT_DESTINATION = 1,
-	FORWARDING_DSR_L2 = 2, /* from here on, backends answer the client themselves */
+	FORWARDING_DSR_L2 = 2, /* with this and all below, backends answer the client themselves */
 	FORWARDING_DSR_IPIP = 3,
 	FORWARDING_DSR_GUE = 4,
 };
@@ -109,14 +109,14 @@ enum tracking {
 enum feature {
 	FEATURE_DIRECT = 0x01, /* backends that answer the client themselves */
 	FEATURE_REMEMBER = 0x02, /* slots in transition: direct return, and affinity */
-	FEATURE_MSS = 0x04, /* a bound for TCP segments */
+	FEATURE_MSS = 0x04, /* an upper bound for the size of TCP segments */
 	FEATURE_HOST = 0x08, /* this host itself is a client or a backend */
 	FEATURE_CARRY = 0x10, /* flows of another ABI are being carried over (carry.h) */
-	FEATURE_ADDRESSES = 0x20, /* slots that the two addresses alone decide */
-	FEATURE_VLAN = 0x40, /* interfaces whose frames are tagged at another one (vlan.h) */
+	FEATURE_ADDRESSES = 0x20, /* services whose slot the two addresses alone decide */
+	FEATURE_VLAN = 0x40, /* interfaces whose frames pass their parent with tags (vlan.h) */
 	FEATURE_DECAP = 0x80, /* this host is a backend behind tunnels (hand.h) */
-	FEATURE_TC_INTERFACES = 0x100, /* interfaces that are at tc beside others at XDP (mark.h) */
-	FEATURE_STAMPS = 0x200, /* stamps of probes: programs of their own (stamping.h) */
+	FEATURE_TC_INTERFACES = 0x100, /* interfaces at tc, beside others at XDP (mark.h) */
+	FEATURE_STAMPS = 0x200, /* stamps of probes, in programs of their own (stamping.h) */
 	FEATURE_TUNNELLED = 0x400, /* services in two levels (tunnelled.h) */
 };
 
@@ -128,29 +128,29 @@ enum to_client {
 
 /* The features of a service beyond plain balancing. */
 enum service_flag {
-	SERVICE_REJECTS = 0x01, /* answers where no backend takes new flows */
+	SERVICE_REJECTS = 0x01, /* packets get an answer if no backend takes new flows */
 	SERVICE_HASHES_ADDRESSES = 0x02, /* the slot depends on the two addresses alone */
 	SERVICE_FILTERS = 0x04, /* sh_filters names the permitted sources */
-	SERVICE_INSIDE = 0x08, /* sockets of this host have another one, see struct frontend_key */
-	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in its middle without a flow is the host's */
+	SERVICE_INSIDE = 0x08, /* this host's sockets have another one, see struct frontend_key */
+	SERVICE_PASSES_BEGUN = 0x10, /* with NAT, TCP in mid-connection without a flow passes */
 	SERVICE_DRAWS = 0x20, /* a client without an entry gets the backend of its flow's slot */
 	SERVICE_TUNNELLED =
-		0x40, /* on this host the packet has another one, see struct frontend_key */
+		0x40, /* packets placed on this host use another service, see struct frontend_key */
 };
 
 struct service {
 	__u64 table; /* first slot << 32 | slot count, one word so that both change together */
-	__u64 table_before; /* the same of the table that SLOT_PREVIOUS_BEFORE refers to */
+	__u64 table_before; /* the same for the table that SLOT_PREVIOUS_BEFORE refers to */
 	__u32 seed; /* of the flow hash */
 	__u8 generation;
 	__u8 forwarding; /* enum forwarding */
 	__u8 live; /* 0: the index is free, and generation is that of its last owner */
 	__u8 tracking; /* enum tracking */
 	__u32 affinity_ticks; /* how long a client is remembered; 0: flows are placed one by one */
-	__u32 affinity_seconds; /* the same, for user space */
+	__u32 affinity_seconds; /* the same time in seconds, for user space */
 	__u32 flags; /* enum service_flag */
-	__u32 flows_max; /* tracked at once; 0: as many as the table holds */
-	__u32 source_rate; /* new flows of one source address a second; 0: as many as come */
+	__u32 flows_max; /* most flows at once; 0: as many as the table holds */
+	__u32 source_rate; /* most new flows per source address and second; 0: no limit */
 	__u16 tcp_mss; /* the largest TCP segment, in bytes; 0: the two sides agree on one */
 	__u16 pad;
 };
@@ -161,7 +161,7 @@ struct service {
  */
 struct filter_key {
 	__u32 prefix_length; /* bits that count: 32 + the bits of the address as 128 bits */
-	__u32 service; /* generation:8 | index:24: the index's next service has none of them */
+	__u32 service; /* generation:8 | index:24: the index's next service inherits none */
 	__be32 address[4];
 };
 
@@ -177,7 +177,7 @@ struct filter {
  */
 struct service_flows {
 	__s32 count; /* changed atomically */
-	__u32 generation; /* of the service; flows of its predecessors are not its own */
+	__u32 generation; /* of the service; flows of earlier generations do not count */
 };
 
 /* The source whose new flows are counted. */
@@ -188,7 +188,7 @@ struct source_key {
 };
 
 struct source_rate {
-	__u64 tag; /* a hash of the key, because elements are recycled as they are read */
+	__u64 tag; /* a hash of the key, because elements are recycled while they are read */
 	__u64 word; /* credit:32 | jiffies:32 of that credit. A new flow costs jiffies_per_second,
 	             * and each jiffy brings the service's source_rate. By compare-and-swap only. */
 };
@@ -200,14 +200,14 @@ struct source_rate {
  */
 enum slot_state {
 	SLOT_SETTLED = 0,
-	SLOT_TRANSITION = 1, /* remembered flows are followed, and new ones remembered */
-	SLOT_CLOSING = 2, /* followed, not remembered: a scan of the table is due */
-	SLOT_MARKED = 3, /* followed: some disagree with the current backend */
+	SLOT_TRANSITION = 1, /* flows are looked up, and new flows are remembered */
+	SLOT_CLOSING = 2, /* flows are looked up, not remembered: a scan of the table is due */
+	SLOT_MARKED = 3, /* flows are looked up: some have another backend than the current one */
 };
 
 enum slot_flag {
 	SLOT_PREVIOUS_DRAINS = 1, /* the previous backend has weight 0 in this service */
-	SLOT_PREVIOUS_BEFORE = 2, /* the previous backend is found in the table before */
+	SLOT_PREVIOUS_BEFORE = 2, /* the previous backend is found in table_before */
 };
 
 #define SLOT_STATE_SHIFT 56
@@ -219,8 +219,8 @@ enum slot_flag {
 /* Whether a backend takes new flows. */
 enum draining {
 	DRAINING_NOT = 0,
-	DRAINING_STAY = 1, /* none, in no service; its present flows go on */
-	DRAINING_DOWN = 2, /* none, and only established TCP connections go on: it is down */
+	DRAINING_STAY = 1, /* no new flows, in any service; its present flows go on */
+	DRAINING_DOWN = 2, /* no new flows, and only established TCP connections stay: it is down */
 };
 
 struct backend {
@@ -239,10 +239,10 @@ struct backend {
 #define HOP_MAC_MASK 0xffffffffffffULL
 
 struct interface {
-	struct addr address4; /* source of ICMP errors we send; zero: the VIP */
+	struct addr address4; /* source of ICMP errors that shunt sends; zero: the VIP */
 	struct addr address6;
 	__u32 ifindex; /* 0: the element is free */
-	__u32 mtu; /* of the packet behind the Ethernet header, bytes */
+	__u32 mtu; /* bytes of a packet without its Ethernet header */
 	__u8 mac[6];
 	__u8 pad[2];
 };
@@ -259,8 +259,8 @@ struct vlan_tags {
 
 /* The parent and tags of an interface's frames, which come in by the parent. */
 struct vlan_key {
-	__u32 parent; /* ifindex */
-	struct vlan_tags tags; /* of control the identifier alone */
+	__u32 parent; /* ifindex of the parent */
+	struct vlan_tags tags; /* control has the VLAN identifier only */
 };
 
 /* --- flows --------------------------------------------------------------------- */
@@ -272,11 +272,11 @@ enum direction {
 };
 
 enum flow_state {
-	FLOW_DEAD = 0x01, /* one party is deleting it: no other may */
+	FLOW_DEAD = 0x01, /* a program is deleting the entry: no other program may */
 	FLOW_SLOTTED = 0x02, /* sh_tracked holds its key */
 	FLOW_REPLIED = 0x04, /* the backend has answered */
-	FLOW_ESTABLISHED = 0x08, /* and the client has gone on */
-	FLOW_RESET = 0x10, /* the last thing seen was a reset */
+	FLOW_ESTABLISHED = 0x08, /* the client has gone on after the backend's answer */
+	FLOW_RESET = 0x10, /* the last packet seen was a reset */
 	FLOW_FIN_CLIENT = 0x20, /* the client has closed its half */
 	FLOW_FIN_BACKEND = 0x40, /* the backend has closed its half */
 	FLOW_BACKEND_FIRST = 0x80, /* the backend closed first, and has the TIME-WAIT */
@@ -289,7 +289,7 @@ enum flow_state {
  * copy, and takes any difference for a miss. The order of the kernel's copying does not matter.
  */
 struct flow {
-	__u64 seal; /* this word and the next are the same in every ABI: carry.h reads another's */
+	__u64 seal; /* seal and life are the same in every ABI: carry.h reads another's */
 	__u64 life; /* nonce:24 | enum flow_state:8 | last seen, low 32 bits of jiffies. Changed
 	             * by compare-and-swap only, so never in another flow's entry. */
 	__u64 hop; /* HOP_*: next hop to the client; unused in DIRECTION_CLIENT */
@@ -310,13 +310,13 @@ struct flow {
 enum note_kind {
 	NOTE_NAT = 0,
 	NOTE_DIRECT = 1,
-	NOTE_PASS = 2, /* the first fragment was to no service, and passed */
+	NOTE_PASS = 2, /* the first fragment was for no service, and passed */
 };
 
 /* The verdict on the first fragment of a datagram, for the later ones (lb/fragment.h). */
 struct note {
-	struct flow flow; /* with NOTE_NAT all of the flow; with NOTE_DIRECT service and backend;
-	                   * nonce, life and seal are the note's own */
+	struct flow flow; /* NOTE_NAT: the whole flow; NOTE_DIRECT: its service and backend;
+	                   * nonce, life and seal are always the note's own */
 	__u32 hash; /* of NOTE_DIRECT: the flow's */
 	__u32 kind; /* enum note_kind */
 };
@@ -331,7 +331,7 @@ struct tracked {
 enum ring {
 	RING_HANDSHAKE = 0,
 	RING_ESTABLISHED = 1,
-	HAND_BUDGET = 2, /* no ring: tick << 32 | flows remembered anew in it */
+	HAND_BUDGET = 2, /* not a ring: tick << 32 | count of flows newly remembered in this tick */
 	HAND_COUNT = 3,
 };
 
@@ -350,10 +350,10 @@ struct remembered {
 };
 
 enum remembered_flag {
-	REMEMBERED_DEAD = 0x01, /* one party is deleting it: no other may */
+	REMEMBERED_DEAD = 0x01, /* a program is deleting the entry: no other program may */
 	REMEMBERED_SYN = 0x02, /* nothing but SYN has been seen */
 	REMEMBERED_FIN = 0x04, /* the client has closed its half */
-	REMEMBERED_RESET = 0x08, /* the last thing seen was a reset */
+	REMEMBERED_RESET = 0x08, /* the last packet seen was a reset */
 	REMEMBERED_CLIENT = 0x10 /* the key is a client's */
 };
 
@@ -382,16 +382,16 @@ struct settings {
 	__u16 port_first; /* of the NAT pool, host order */
 	__u16 port_count;
 	__u32 nat_destination; /* enum to_client: answers of backends may go to any address */
-	__u32 remember_budget; /* new entries of sh_remembered a tick */
+	__u32 remember_budget; /* most new entries of sh_remembered per tick */
 	struct addr tunnel_source4; /* outer source, mapped; zero: the interface's own address */
 	struct addr tunnel_source6;
-	__u64 tunnel_vary4; /* host bits of the source that differ from flow to flow: xor'ed into */
-	__u64 tunnel_vary6; /* addr.low */
+	__u64 tunnel_vary4; /* host bits of the source that differ by flow, xor'ed into addr.low */
+	__u64 tunnel_vary6; /* the same for IPv6 */
 	__be16 gue_port;
 	__u8 pad[2];
 	__u32 epoch; /* goes up after every change of sh_addresses, sh_frontends and sh_ranges */
-	__u64 own_addresses[OWN_BITS / 64]; /* a bit (packet.h) of each VIP and NAT source; some of
-	                                     * the addresses that have left are still in it */
+	__u64 own_addresses[OWN_BITS / 64]; /* a bit (lookup.h) of each VIP and NAT source; bits of
+	                                     * addresses that were removed may remain */
 };
 
 /* --- counters, per CPU ---------------------------------------------------------- */
@@ -417,7 +417,7 @@ struct check {
 	struct addr backend; /* at which the VIP is checked */
 	__u64 hop; /* HOP_*: to the backend, as in its record */
 	__u32 forwarding; /* enum forwarding */
-	__u32 taken; /* by sh_check: a packet of this socket came by */
+	__u32 taken; /* set by sh_check when it gets a packet of this socket */
 };
 
 /* A backend of a service. */
@@ -436,9 +436,9 @@ struct strays {
 struct recall {
 	__u64 entries; /* seen */
 	__u64 expired; /* of them, removed because nothing was seen for too long */
-	__u64 agreed; /* removed because a closing or marked slot names the same backend */
-	__u64 marked; /* in closing or marked slots, kept because the slot names another backend */
-	__u64 look; /* in: 1: only mark, and delete nothing */
+	__u64 agreed; /* of them, removed because a closing or marked slot names the same backend */
+	__u64 marked; /* of them, kept in closing or marked slots that name another backend */
+	__u64 look; /* in: 1: mark only, and delete nothing */
 };
 
 /* sh_clock's context, in and out. */
@@ -456,9 +456,9 @@ enum switch_word {
 };
 
 enum switch_state {
-	SWITCH_OLD = 0, /* the old ABI is in charge, and the new one may be thrown away */
-	SWITCH_CARRYING = 1, /* the new one is, and has not all flows yet */
-	SWITCH_DONE = 2, /* the new one is and has all: the old one may be thrown away */
+	SWITCH_OLD = 0, /* the old ABI is in charge, and the new one may be removed */
+	SWITCH_CARRYING = 1, /* the new ABI is in charge, and does not have all flows yet */
+	SWITCH_DONE = 2, /* the new ABI is in charge and has all: the old one may be removed */
 };
 
 enum gate {

@@ -61,7 +61,7 @@ struct bpf_ct_opts {
 	__s32 netns_id; /* -1: the namespace of the packet's interface */
 	__s32 error;
 	__u8 l4proto;
-	__u8 dir; /* set by the kernel: 0 as the connection began, 1 the other way */
+	__u8 dir; /* set by the kernel: 0: as the connection began; 1: the other direction */
 	__u8 reserved[2];
 };
 

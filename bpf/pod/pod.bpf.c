@@ -65,7 +65,7 @@ struct passage {
 	__u32 tuple_size;
 	__u32 network_size; /* headers of the network layer and, after it is parsed, of the transport */
 	__u32 ifindex; /* of the destination's interface */
-	struct addr next_hop; /* where is_far */
+	struct addr next_hop; /* set if is_far */
 	__u16 mtu;
 	__u8 is_far; /* the destination is on another machine */
 	__u8 protocol;
@@ -110,7 +110,7 @@ static __always_inline enum pod_left ip6_read(struct passage *p, void *data, voi
 	p->source = addr_from_ip6(&ip->saddr);
 	p->destination = addr_from_ip6(&ip->daddr);
 	if (addr_is_mapped(&p->source) || addr_is_mapped(&p->destination))
-		return POD_MALFORMED; /* not of the wire (RFC 4291), and it could match an IPv4 pod */
+		return POD_MALFORMED; /* never on the wire (RFC 4291); it could match an IPv4 pod */
 	__builtin_memcpy(p->tuple.ipv6.saddr, &ip->saddr, sizeof(ip->saddr));
 	__builtin_memcpy(p->tuple.ipv6.daddr, &ip->daddr, sizeof(ip->daddr));
 	p->tuple_size = sizeof(p->tuple.ipv6);
@@ -208,7 +208,7 @@ static __always_inline enum pod_left transport_read(struct __sk_buff *skb, struc
 	__u32 is_ip4 = p->tuple_size == sizeof(p->tuple.ipv4);
 	void *l4 = data + ETH_HLEN + (is_ip4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	struct tcphdr *tcp = l4;
-	struct udphdr *udp = l4; /* whose ports are where TCP's are */
+	struct udphdr *udp = l4; /* UDP's ports are at the same offsets as TCP's */
 	__u8 flags;
 
 	if (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_UDP)

@@ -25,12 +25,12 @@ enum so_limit {
 enum so_left {
 	SO_TAKEN, /* it was put into the queue of the other end */
 	SO_ORDER, /* the other end has not read all that went by TCP */
-	SO_FULL, /* limit bytes wait at the other end */
-	SO_GONE, /* the other end has left the map: it is closing */
+	SO_FULL, /* limit bytes already wait at the other end */
+	SO_GONE, /* the other end is not in the map any more: it is closing */
 	SO_PASSING, /* shunt takes its pairs apart */
-	SO_UNPAIRED, /* the other end has not come yet */
+	SO_UNPAIRED, /* the other end is not in the map yet */
 	SO_JOINED, /* connections: both ends are in the map */
-	SO_FOREIGN, /* one end is on another machine, in no cgroup of the list, or older than shunt */
+	SO_FOREIGN, /* one end is on another machine, in no listed cgroup, or older than shunt */
 	SO_MPTCP, /* a subflow of MPTCP */
 	SO_NO_ROOM, /* the map, or the memory for a socket's own data, is full */
 	SO_LEFT_COUNT,
@@ -45,7 +45,7 @@ struct so_key {
 /* A socket's own storage. */
 struct so_own {
 	struct so_key key; /* set by user space in its own test, and by sh_so_ops */
-	struct so_key peer; /* the same the other way round */
+	struct so_key peer; /* the key of the other end */
 	__u64 other; /* address of the other end's socket in the kernel; 0: not known yet */
 	__u64 since; /* bytes redirected since the other end's queue was last seen empty */
 };

@@ -30,7 +30,7 @@ volatile const __u8 steers = 0;
 struct steering {
 	struct passage p;
 	struct pod_hop hop;
-	__u32 number; /* of the steer; 0: none is for the packet */
+	__u32 number; /* number of the steer; 0: no steer is for the packet */
 	__u32 is_answer;
 	__u32 size; /* as size_of() */
 };

@@ -9,11 +9,10 @@
 
 enum pod_limit {
 	PODS_MAX = 4096, /* addresses of pods on this machine */
-	ASKING_MAX = 4096, /* connections that wait for conntrack to be told */
+	ASKING_MAX = 4096, /* connections that wait until user space has told conntrack */
 	FAR_MAX = 4096, /* networks of pods of other machines */
-	STEERS_MAX =
-		4096, /* protocols with ports and networks that go through a chosen interface */
-	HOPS_MAX = 1024, /* hops of steers, now and earlier */
+	STEERS_MAX = 4096, /* steers: protocols with ports and networks, for a chosen interface */
+	HOPS_MAX = 1024, /* hops of steers, present and earlier ones */
 	PINS_MAX = 65536, /* connections of these hops */
 };
 
@@ -40,7 +39,7 @@ struct pod_far_key {
 /* The route to such a network. Elements of a trie never change in place, so a reader sees a whole element. */
 struct pod_far {
 	struct addr next_hop; /* a neighbour at the interface, of the network's family */
-	__u32 ifindex; /* towards it, and where its packets come from */
+	__u32 ifindex; /* the interface towards it, by which its packets also come in */
 	__u16 left; /* enum pod_left */
 	__u16 mtu; /* of the route, bytes */
 };
@@ -53,22 +52,22 @@ enum pod_left {
 	POD_TAKEN = 0, /* given to the other pod, or sent to its machine */
 	POD_NOT_IP = 1, /* ARP, a VLAN tag, or not sent to the host */
 	POD_NOT_LOCAL = 2, /* the destination is no known pod, and in no known network */
-	POD_SOURCE = 3, /* the source is neither pod nor network behind the interface */
-	POD_MALFORMED = 4, /* headers that end too soon, IPv6 from or to ::ffff:a.b.c.d */
+	POD_SOURCE = 3, /* the source is neither a pod nor in a network behind the interface */
+	POD_MALFORMED = 4, /* truncated headers, or IPv6 from or to ::ffff:a.b.c.d */
 	POD_FRAGMENT = 5,
 	POD_OPTIONS = 6, /* IPv4 options, IPv6 extension headers */
 	POD_PROTOCOL = 7, /* neither TCP nor UDP */
-	POD_TTL = 8, /* the host would answer that time is exceeded */
+	POD_TTL = 8, /* the host would answer "time exceeded" */
 	POD_OVERSIZE = 9, /* a segment is longer than the destination's MTU */
 	POD_MTU = 10, /* the two pods' interfaces have different MTUs */
-	POD_HANDSHAKE = 11, /* checked: TCP that is not yet established for conntrack */
+	POD_HANDSHAKE = 11, /* checked: for conntrack the TCP connection is not established yet */
 	POD_UNKNOWN = 12, /* checked: conntrack does not know the connection */
 	POD_UNANSWERED = 13, /* checked: conntrack has seen no answer yet */
 	POD_NAT = 14, /* conntrack translates the connection */
 
 	POD_UNJUDGED = 15, /* nothing is known about the pod yet */
 	POD_RULE = 16, /* a netfilter rule may do something with its packets */
-	POD_RULES_UNREAD = 17, /* the rules cannot be read, or not be judged */
+	POD_RULES_UNREAD = 17, /* shunt cannot read or judge the rules */
 	POD_QDISC = 18, /* its interface has a qdisc, which shapes or counts */
 	POD_TC = 19, /* another project's program is at its interface */
 	POD_BRIDGED = 20, /* its interface is a port of a bridge */
@@ -81,7 +80,7 @@ enum pod_left {
 		24, /* conntrack would refuse the connection's packets after the shortcut */
 
 	/* Of a network, as user space sets it. */
-	POD_ROUTE = 25, /* the host does not send there by one plain next hop */
+	POD_ROUTE = 25, /* the host's route there is not one plain next hop */
 
 	/* Of packets that a steer would send, as it counts them. */
 	POD_PINNED =
@@ -116,9 +115,9 @@ struct pod_steer_key {
 
 /* The hop for packets to such a port. Elements of a trie never change in place. */
 struct pod_steer {
-	__u32 hop; /* for connections that begin */
+	__u32 hop; /* for new connections */
 	__u16 left; /* enum pod_left */
-	__u16 number; /* of the steer: its counters */
+	__u16 number; /* number of the steer, for its counters */
 };
 
 /* A hop: an interface and a next hop, as long as both work. Hops never change: another hop gets another
@@ -132,7 +131,7 @@ struct pod_hop {
 
 /* The hop of a connection. */
 struct pod_pin {
-	__u64 seen_ns; /* CLOCK_MONOTONIC, when a packet of it came last, to within a second */
+	__u64 seen_ns; /* CLOCK_MONOTONIC: when its last packet came, to within a second */
 	__u32 hop;
 	__u32 zero;
 };

@@ -27,8 +27,8 @@ struct datagram {
 
 enum lease_verdict {
 	LEASE_NONE = 0, /* not for a lease: go on */
-	LEASE_PASS, /* for a lease that cannot take it: to the stack, and no other stage */
-	LEASE_REDIRECT, /* the frame is a socket's: XDP_REDIRECT */
+	LEASE_PASS, /* for a lease that cannot take it: the stack gets it, and no other stage */
+	LEASE_REDIRECT, /* for the socket of a lease: XDP_REDIRECT */
 	LEASE_DISCARD, /* for a lease without a socket, and with LEASE_DROP: XDP_DROP */
 };
 

@@ -73,9 +73,9 @@ static __always_inline void odd_count(struct frame_ctx *ctx)
 /* The kinds of frames, as far as leases go. */
 enum glance {
 	GLANCE_OTHER =
-		0, /* surely no lease's: most frames are of this kind, and are spared the rest */
-	GLANCE_DATAGRAM, /* plain, and it may be one's */
-	GLANCE_ODD, /* no lease's either, but perhaps to be counted */
+		0, /* certainly for no lease, as most frames are: the program looks no further */
+	GLANCE_DATAGRAM, /* a plain datagram, which may be for a lease */
+	GLANCE_ODD, /* for no lease either, but perhaps to be counted */
 };
 
 /* The rest of a glance at a datagram whose destination may be leased. */

@@ -196,7 +196,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 	whole := compile(t, filepath.Join(dir, "whole"))
 	for in := range tests {
 		if out, err := exec.Command("go", "test", "-c", "-o", binary(dir, in), "../"+in).CombinedOutput(); err != nil {
-			t.Fatalf("building the tests of test/%s: %v\n%s", in, err, out)
+			t.Fatalf("build the tests of test/%s: %v\n%s", in, err, out)
 		}
 		if out, err := run(dir, in, strings.Join(tests[in], "|"), whole); err != nil {
 			t.Fatalf("with nothing broken, test/%s: %v\n%s", in, err, out)
@@ -211,7 +211,7 @@ func TestBreakagesAreNoticed(t *testing.T) {
 			out, err := run(dir, b.in, b.test, object)
 			switch {
 			case err == nil:
-				t.Errorf("%s of test/%s does not notice it", b.test, b.in)
+				t.Errorf("%s of test/%s passes, although the program is broken", b.test, b.in)
 			case !strings.Contains(out, "--- FAIL: "+b.test) || !strings.Contains(out, b.says):
 				t.Errorf("%s of test/%s fails, but does not say %q: %v\n%s", b.test, b.in, b.says, err, out)
 			}

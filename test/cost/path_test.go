@@ -221,13 +221,13 @@ func (j journeys) now(costs map[string]cost, reason string) journeys {
 	return out
 }
 
-const packetsHead = `# What packets cost: what sh_xdp runs for each, on any kernel. test/cost fails on growth;
-# ` + "`make approve-packets REASON='...'`" + ` approves, and writes the reason to what has changed.
+const packetsHead = `# The cost of packets: the instructions and calls that sh_xdp runs for each packet, on any kernel. test/cost fails on
+# growth; ` + "`make approve-packets REASON='...'`" + ` approves it, and writes the reason to the changed lines.
 #
-# variant: needed, with the features that the services beside it need, or all; of some packets also
-# stamps, which is needed with stamps of probes. instructions: those that are run, as the compiler has
-# made them (counted_test.go says what a kernel changes). look-ups: calls of bpf_map_lookup_elem;
-# calls: of other helpers. Behind them, which maps and helpers.
+# variant: features of the program. needed: the features that the services of the test need. all: all features.
+# stamps, of some packets: as needed, with stamps of probes. instructions: the compiler's instructions that run
+# (counted_test.go says what kernels change). look-ups: calls of bpf_map_lookup_elem. calls: calls of other helpers.
+# Next come the maps of the look-ups and the names of the helpers, with their counts.
 #
 `
 

@@ -88,19 +88,19 @@ type record struct {
 	refused  map[string]map[string]string // names of refusals, by kernel and program
 }
 
-const head = `# What the programs weigh: a fault in the code, a slower path or a verifier's limit come in by
-# growing. test/cost fails on growth; "make approve-weight" approves.
+const head = `# The size of the programs. Growth can be a fault in the code, a slower path, or a step towards a verifier's limit,
+# so test/cost fails when a program grows. "make approve-weight" approves the new figures.
 #
-# any: on any kernel and CPU. instructions, look-ups (calls of bpf_map_lookup_elem) and calls (of
-# other helpers) are in the program as it was compiled, with all functions that it has. stack is bytes
-# along the deepest chain of calls, each function's rounded up to 32; a 6.1 kernel refuses more than 512.
+# any: on any kernel and CPU. instructions, look-ups (calls of bpf_map_lookup_elem) and calls (of other helpers) are
+# counted in the compiled program, with all its functions. stack: bytes along the deepest chain of calls, each
+# function's part rounded up to 32; a 6.1 kernel refuses more than 512.
 #
-# A kernel's series: there, on amd64. instructions are those that its verifier leaves of the program
-# when it has taken out what the constants exclude, and rewritten the rest: so kernels differ.
-# verified: those that it went through, at most 1000000. Releases of a series differ a little, which
-# the test allows for. refused: the kernel does not load the program, and this is its error's name, or
-# no-target if it has not the hook or function that the program is for. Only programs of diagnosis and the
-# guard may be refused. A kernel that is named complete has a line for each program.
+# A kernel's series, such as 6.1: on this kernel, on amd64. instructions: the program's length after the verifier has
+# removed the instructions that constants exclude and has rewritten others, so kernels differ. verified: the
+# instructions that the verifier went through, at most 1000000. Releases of a series differ a little, and the test
+# allows for that. refused: the kernel does not load the program; the word is the error's name, or no-target if the
+# kernel lacks the hook or function that the program is for. Only programs of diagnosis and the guard may be refused.
+# complete: kernels with a line for each program.
 #
 `
 

@@ -20,7 +20,7 @@ import (
 type target struct{ Folder, Name string }
 
 func main() {
-	fuzzTime := flag.String("time", "10000x", "how long each target runs, as `go test -fuzztime` has it")
+	fuzzTime := flag.String("time", "10000x", "how long each target runs, as with `go test -fuzztime`")
 	changed := flag.Bool("changed", false, "leave out targets that are recorded as passed with the present files; record those that pass if SHUNT_RESTLESS is set")
 	flag.Parse()
 	if err := run(*fuzzTime, *changed); err != nil {
@@ -35,7 +35,7 @@ func run(fuzzTime string, changed bool) error {
 		return err
 	}
 	if len(targets) == 0 {
-		return fmt.Errorf("no fuzz target is below the present folder: run it from the repository's root")
+		return fmt.Errorf("the present folder has no fuzz target below it: run this in the repository's root")
 	}
 	for _, t := range targets {
 		if !changed {
@@ -111,10 +111,10 @@ func (t target) fuzzIfChanged(fuzzTime string) error {
 		return err
 	}
 	if passed {
-		fmt.Printf("fuzz: %s rests: what it is about is unchanged since it passed\n", t)
+		fmt.Printf("fuzz: %s rests: its files are unchanged since it passed\n", t)
 		return nil
 	}
-	fmt.Printf("fuzz: %s runs: what it is about has changed since it was recorded; make test-rested records that it passes\n", t)
+	fmt.Printf("fuzz: %s runs: its files have changed since it was recorded; make test-rested records that it passes\n", t)
 	if err := t.fuzz(fuzzTime); err != nil || !unchanged.Restless() {
 		return err
 	}

@@ -127,7 +127,7 @@ func writeImage(file, root, init, fault string, tests []compiled, k kernel, o op
 		list = append(list, t.Test)
 	}
 	if err := addTree(a, root); err != nil {
-		return fmt.Errorf("packing the repository's files: %w", err)
+		return fmt.Errorf("pack the repository's files: %w", err)
 	}
 	if err := addModules(a, k); err != nil {
 		return err
@@ -186,12 +186,12 @@ func addBusybox(a *machine.Archive) error {
 	}
 	f, err := elf.Open(file)
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", file, err)
+		return fmt.Errorf("read %s: %w", file, err)
 	}
 	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return fmt.Errorf("%s needs shared libraries, which the guest has not; as root: apt-get install busybox-static", file)
+			return fmt.Errorf("%s needs shared libraries, which the guest lacks; as root: apt-get install busybox-static", file)
 		}
 	}
 	return a.AddFile("/bin/busybox", file, 0o755)
@@ -236,14 +236,14 @@ func addModules(a *machine.Archive, k kernel) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("listing modules: %w", err)
+		return fmt.Errorf("list modules: %w", err)
 	}
 	builtin, err := os.ReadFile(filepath.Join(k.modules, "modules.builtin"))
 	if err != nil {
-		return fmt.Errorf("listing what is built in: %w", err)
+		return fmt.Errorf("list the built-in modules: %w", err)
 	}
 	if missing := absent(wantedModules, files, string(builtin)); len(missing) > 0 {
-		return fmt.Errorf("the kernel has no module %s, built in or not; wantedModules says what tests may rely on", strings.Join(missing, ", "))
+		return fmt.Errorf("the kernel has no module %s, built in or not; wantedModules lists the modules that tests need", strings.Join(missing, ", "))
 	}
 	content := map[string][]byte{}
 	order, err := loadOrder(wantedModules, func(name string) (depends []string, known bool, err error) {

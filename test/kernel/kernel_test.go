@@ -78,7 +78,7 @@ func TestReadResults(t *testing.T) {
 	}{
 		{"complete", `{"package":"p","exit":1}` + "\r\nend\r\n", true, 1, ""},
 		{"died", `{"package":"p","exit":0}` + "\r\n", false, 1, ""},
-		{"garbled", "{\"pack\r\n", false, 0, "no result"},
+		{"garbled", "{\"pack\r\n", false, 0, "not a result"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "results")

@@ -95,17 +95,17 @@ func main() {
 // parseFlags reads the command line and exits on a wrong one.
 func parseFlags() options {
 	var o options
-	kernels := flag.String("kernels", "6.1,6.12", "kernel series of Debian's cloud kernels, comma separated; host is the kernel that runs")
-	packages := flag.String("packages", "./test/kernel/guest", "Go packages whose tests run in the guest, comma separated; ./package=expression runs those of its tests that match")
-	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
+	kernels := flag.String("kernels", "6.1,6.12", "series of Debian's cloud kernels, comma separated; host is the running kernel")
+	packages := flag.String("packages", "./test/kernel/guest", "Go packages whose tests run in the guest, comma separated; ./package=expression runs only its matching tests")
+	flag.StringVar(&o.run, "run", "", "run only tests whose names match this expression")
 	args := flag.String("args", "", "more arguments for the tests, separated by spaces, for example '-reloads 1000'")
-	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "stop a package after this long")
+	flag.DurationVar(&o.timeout, "timeout", 40*time.Minute, "stop a package's tests after this time")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the guest")
-	flag.BoolVar(&o.verbose, "v", false, "print all that tests say")
-	flag.BoolVar(&o.record, "record", false, "write what passed to "+recordFile)
-	flag.BoolVar(&o.rest, "rest", false, "leave out packages that have passed and whose files are as they were then")
-	flag.StringVar(&o.systemd, "systemd", "", "have systemd of this Debian release as the guest's first process, for example bookworm; needs root")
-	flag.StringVar(&o.files, "files", "", "a folder whose files the guest has under /packages")
+	flag.BoolVar(&o.verbose, "v", false, "print the whole output of the tests")
+	flag.BoolVar(&o.record, "record", false, "record the passed tests in "+recordFile)
+	flag.BoolVar(&o.rest, "rest", false, "leave out packages that have passed with their present files")
+	flag.StringVar(&o.systemd, "systemd", "", "run systemd of this Debian release as the guest's first process, for example bookworm; needs root")
+	flag.StringVar(&o.files, "files", "", "a folder whose files are in /packages of the guest")
 	flag.BoolVar(&o.keep, "keep", false, "keep the working directory and print its name")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -114,7 +114,7 @@ func parseFlags() options {
 	}
 	o.kernels, o.packages, o.args = split(*kernels), split(*packages), strings.Fields(*args)
 	if o.record && (o.run != "" || strings.Contains(*packages, "=")) {
-		fmt.Fprintln(os.Stderr, "test/kernel: --record where some tests are left out would claim more than was run; leave out --record, or --run and =expression")
+		fmt.Fprintln(os.Stderr, "test/kernel: with --run or =expression some tests do not run, so --record would record too much: leave out --record, or the others")
 		os.Exit(2)
 	}
 	return o
@@ -142,7 +142,7 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	}
 	work, err := os.MkdirTemp("", "shunt-kernel-")
 	if err != nil {
-		return false, fmt.Errorf("making a working directory: %w", err)
+		return false, fmt.Errorf("make a working directory: %w", err)
 	}
 	if o.keep {
 		fmt.Println("working directory:", work)
@@ -156,7 +156,7 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	passed = true
 	for _, series := range o.kernels {
 		if series == onHost && os.Geteuid() != 0 {
-			fmt.Println("=== host: left out, it needs root")
+			fmt.Println("=== host: left out, because it needs root")
 			continue
 		}
 		r, err := runKernel(ctx, root, work, series, tests, o)
@@ -224,7 +224,7 @@ func runKernel(ctx context.Context, root, work, series string, tests []compiled,
 		}
 	}
 	if !r.Passed {
-		fmt.Printf("FAILED on %s %s: all that was said is in %s\n", r.Release, r.Error, log.Name())
+		fmt.Printf("FAILED on %s %s: the whole output is in %s\n", r.Release, r.Error, log.Name())
 	}
 	return r, nil
 }
@@ -299,7 +299,7 @@ func runGuest(ctx context.Context, root, work, series string, tests []compiled, 
 		}
 	}
 	if err := writeImage(image, root, init, fault, tests, k, o); err != nil {
-		return result{}, fmt.Errorf("packing the initramfs for %s: %w", k.release, err)
+		return result{}, fmt.Errorf("pack the initramfs for %s: %w", k.release, err)
 	}
 	defer os.Remove(image) // as large as all test binaries together
 	fmt.Printf("=== kernel %s (%s, emulated), %d packages\n", series, k.release, len(tests))

@@ -78,7 +78,7 @@ func (m virtual) run(ctx context.Context, testCount int, out io.Writer) result {
 	case !ended:
 		r.Error = "the guest died before it had run all tests; its last words are above"
 	case len(r.Packages) != testCount:
-		r.Error = fmt.Sprintf("the guest ran %d packages of %d", len(r.Packages), testCount)
+		r.Error = fmt.Sprintf("the guest ran %d of %d packages", len(r.Packages), testCount)
 	}
 	r.Passed = r.Error == ""
 	for _, p := range r.Packages {
@@ -91,7 +91,7 @@ func (m virtual) run(ctx context.Context, testCount int, out io.Writer) result {
 func readResults(file string, r *result) (ended bool, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return false, fmt.Errorf("reading the guest's report: %w", err)
+		return false, fmt.Errorf("read the guest's report: %w", err)
 	}
 	for _, line := range strings.Split(string(data), "\n") {
 		line = strings.TrimSpace(line)
@@ -102,7 +102,7 @@ func readResults(file string, r *result) (ended bool, err error) {
 		default:
 			var p suite.Report
 			if err := json.Unmarshal([]byte(line), &p); err != nil {
-				return ended, fmt.Errorf("the guest's report has a line that is no result: %q", line)
+				return ended, fmt.Errorf("the guest's report has a line that is not a result: %q", line)
 			}
 			r.Packages = append(r.Packages, p)
 		}

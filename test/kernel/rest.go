@@ -44,9 +44,9 @@ func resting(root string, o options) (options, error) {
 			rests = rests && passed
 		}
 		if rests {
-			fmt.Printf("%s rests: what it is about is unchanged since it passed; make test-rested has it run\n", pkg)
+			fmt.Printf("%s rests: its files are unchanged since it passed; make test-rested runs it\n", pkg)
 		} else {
-			fmt.Printf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes\n", pkg)
+			fmt.Printf("%s runs: its files have changed since it was recorded; make test-rested records that it passes\n", pkg)
 			left = append(left, pkg)
 		}
 	}
@@ -79,7 +79,7 @@ func rest(root, pkg, series string) (name, digest string, err error) {
 	path, only, _ := strings.Cut(pkg, "=")
 	files, known := about[path]
 	if !known {
-		return "", "", fmt.Errorf("--rest: %s is not in the table of what packages are about, in test/kernel/rest.go", path)
+		return "", "", fmt.Errorf("--rest: the table `about` in test/kernel/rest.go names no files of %s: add them", path)
 	}
 	digest, err = unchanged.Digest(root, append(slices.Clone(aboutAll), files...)...)
 	return fmt.Sprintf("kernel/%s=%s@%s-amd64", strings.TrimPrefix(path, "./"), only, series), digest, err

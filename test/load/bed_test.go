@@ -29,8 +29,8 @@ import (
 const childVariable = "SHUNT_LOAD_CHILD"
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "of random moments and changes; 0: another one each time")
-	scaleFlag = flag.Float64("scale", 0, "part of the full traffic; 0: all of it with SHUNT_SOAK, else a tenth")
+	seedFlag  = flag.Uint64("seed", 0, "seed of random moments and changes; 0: a new one each time")
+	scaleFlag = flag.Float64("scale", 0, "part of the full traffic; 0: all of it with SHUNT_SOAK, otherwise a tenth")
 )
 
 func TestMain(m *testing.M) {

@@ -61,7 +61,7 @@ func runWatched(how string) int {
 		balancer.Through = func(m reconcile.Maps) reconcile.Maps { return full{m, options.ConfigPath + ".full"} }
 	}
 	if balancer.Through == nil {
-		fmt.Fprintf(os.Stderr, "%s=%s: there is no such thing\n", childVariable, how)
+		fmt.Fprintf(os.Stderr, "%s=%s: unknown value\n", childVariable, how)
 		return 2
 	}
 	options.Products = []node.Product{daemon.Product(balancer)}

@@ -13,7 +13,7 @@ import (
 	"github.com/shunt-lb/shunt/internal/kernel"
 )
 
-var deadFlag = flag.Duration("dead", 0, "how long a killed daemon stays away; 0: ten minutes with SHUNT_SOAK, else a few seconds")
+var deadFlag = flag.Duration("dead", 0, "how long a killed daemon stays away; 0: ten minutes with SHUNT_SOAK, otherwise a few seconds")
 
 func deadTime() time.Duration {
 	switch {

@@ -37,7 +37,7 @@ func main() {
 	}
 	module := flag.String("C", ".", "the folder of the packages' Go module")
 	all := flag.Bool("all", unchanged.Restless(), "let no package rest")
-	dry := flag.Bool("n", false, "only say which packages would run, and why")
+	dry := flag.Bool("n", false, "only print which packages would run, and why")
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: go run ./test/rest [-all] [-n] [-C MODULE] PACKAGES... -- [FLAGS OF go test]")
 		flag.PrintDefaults()

@@ -29,7 +29,7 @@ func load(t testing.TB, spec ebpf.ProgramSpec) *ebpf.Program {
 	spec.Type, spec.License = ebpf.XDP, "MIT"
 	p, err := ebpf.NewProgram(&spec)
 	if err != nil {
-		t.Fatalf("loading %s: %v", spec.Name, err)
+		t.Fatalf("load %s: %v", spec.Name, err)
 	}
 	t.Cleanup(func() { _ = p.Close() })
 	return p

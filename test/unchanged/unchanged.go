@@ -31,8 +31,8 @@ const Record = "test/unchanged/passed.txt"
 // record is Record, seen from a package two folders below the root.
 const record = "../../" + Record
 
-const head = `# Long tests that rest while the files that they are about are as they were when they last passed:
-# package, test, kernel, and digest. Written by make test-rested; see unchanged.go.
+const head = `# Digests of long tests that rest while the files that they depend on are as they were at the last pass: package, test,
+# kernel, and digest of these files. make test-rested writes this file; see unchanged.go.
 `
 
 // Rests reports whether the test need not run now. patterns name the files that it depends on, as filepath.Glob has
@@ -53,10 +53,10 @@ func Rests(t *testing.T, patterns ...string) bool {
 			t.Fatal(err)
 		}
 		if passed {
-			t.Logf("%s rests: what it is about is unchanged since it passed; make test-rested has it run", name)
+			t.Logf("%s rests: its files are unchanged since it passed; make test-rested runs it", name)
 			return true
 		}
-		t.Logf("%s runs: what it is about has changed since it was recorded; make test-rested records that it passes", name)
+		t.Logf("%s runs: its files have changed since it was recorded; make test-rested records that it passes", name)
 		return false
 	}
 	t.Cleanup(func() {
@@ -121,7 +121,7 @@ func Digest(folder string, patterns ...string) (string, error) {
 			}
 		}
 		if len(files) == before {
-			return "", fmt.Errorf("no file is called %s: say where what the test is about is now", pattern)
+			return "", fmt.Errorf("no file matches %s: name the present path of the files that the test depends on", pattern)
 		}
 	}
 	slices.Sort(files)

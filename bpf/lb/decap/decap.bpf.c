@@ -96,7 +96,7 @@ int sh_decap(struct xdp_md *ctx)
 	if (behind_balancer) {
 		if (tunnelled_index != INTERFACE_ANY && is_decapsulated(&t)) {
 			bpf_tail_call(ctx, &sh_tunnel_progs, tunnelled_index);
-			decap_count(REASON_INTERNAL, t.outer.frame_size); /* none is there */
+			decap_count(REASON_INTERNAL, t.outer.frame_size); /* there is no program */
 			return XDP_DROP;
 		}
 		guest_hand_on(ctx);

@@ -57,7 +57,7 @@ struct {
 } sh_dc_locals SEC(".maps");
 
 struct sender_key {
-	__u32 prefix_length; /* bits that count; of an IPv4 prefix its own and 96 */
+	__u32 prefix_length; /* bits that count; for IPv4 the prefix's own, and 96 */
 	__be32 address[4];
 };
 
@@ -87,7 +87,7 @@ struct tunnel {
 	 * header at offset. Nothing from behind the outer header is in it. */
 	struct packet outer;
 	__u32 offset; /* of the next header, from the start of the frame */
-	__u32 end; /* of the payload by the outer headers, likewise */
+	__u32 end; /* end of the payload by the outer headers, from the start of the frame */
 	__u8 ecn; /* of the outer header, RFC 3168 */
 	__u8 is_gue;
 };

@@ -24,8 +24,8 @@ struct call {
 	struct addr at; /* the address to look up: to, or the loopback address for it (scope.h) */
 	__be16 port;
 	__u8 protocol;
-	__u8 connects; /* it is connect(), not a datagram that names its destination */
-	__u32 service; /* generation:8 | index:24; found on the way */
+	__u8 connects; /* 1: connect(); 0: a datagram that names its destination */
+	__u32 service; /* generation:8 | index:24, as soon as it is found */
 };
 
 /* The index of the service at an address, or SERVICE_NONE: the result of service_find() for a packet
@@ -226,7 +226,7 @@ static __noinline int call_translate(struct bpf_sock_addr *ctx, struct call *cal
 		return 0;
 	}
 	if (outcome == OUTCOME_NO_BACKEND || outcome == OUTCOME_BACKEND_GONE)
-		return -ECONNREFUSED; /* a UDP socket stays connected to where it was */
+		return -ECONNREFUSED; /* a UDP socket stays connected to its earlier peer */
 	choices_forget(ctx, &call->to, call->port, call->connects);
 	return 0;
 }

@@ -29,7 +29,7 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-#define AF_INET6 10 /* include/linux/socket.h; the other one is AF_INET */
+#define AF_INET6 10 /* of include/linux/socket.h; any other socket here is of AF_INET */
 
 /* Types that user space needs and that no map names. */
 const struct sock_gone sock_gone_type;
@@ -158,7 +158,7 @@ static __always_inline void socket_close(struct iter_socket *ctx, struct sock_co
 	if (bpf_sock_destroy && !names_only) {
 		gone.closed = 1;
 		if (!bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone)))
-			bpf_sock_destroy(sk); /* only here: older kernels take the branch out */
+			bpf_sock_destroy(sk); /* only in this branch, which older kernels remove */
 		return;
 	}
 	bpf_seq_write(ctx->meta->seq, &gone, sizeof(gone));
@@ -192,7 +192,7 @@ int sh_close_udp(struct iter_socket *ctx)
 	if (!sk)
 		return 0;
 	datagrams_forget(sk);
-	if (sk->skc_state != BPF_TCP_ESTABLISHED) /* connected */
+	if (sk->skc_state != BPF_TCP_ESTABLISHED) /* it is not connected */
 		return 0;
 	end = socket_ends(sk, 0);
 	if (end)

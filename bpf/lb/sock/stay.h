@@ -17,7 +17,7 @@
 
 #define SECOND_NS 1000000000ULL
 #define NOTED_NS \
-	(SECOND_NS / 8) /* a client's use is noted once in this time; added to the timeout */
+	(SECOND_NS / 8) /* a client's use is noted once in this time, which adds to the timeout */
 
 static __always_inline __u32 stay_check(const struct sock_client *client)
 {
@@ -38,7 +38,7 @@ static __noinline __u32 stay_follow(const struct sock_client *client, __u32 seco
 	word = *(volatile __u64 *)&stay->backend;
 	used = *(volatile __u64 *)&stay->used;
 	reference = word;
-	if (word >> 32 != stay_check(client)) /* recycled as we read */
+	if (word >> 32 != stay_check(client)) /* the element was recycled while it was read */
 		return 0;
 	backend = backend_find(reference);
 	if (!backend || backend->draining ||

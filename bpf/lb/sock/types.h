@@ -29,12 +29,12 @@ enum sock_outcome {
 	/* left: the address stays as it is, and the packets are for the programs at interfaces */
 	OUTCOME_DIRECT = 32, /* the service's backends answer clients themselves, as the VIP */
 	OUTCOME_POLICY =
-		33, /* the service has lists or limits, which only packets can be held against */
+		33, /* the service has lists or limits, which only packets can be checked against */
 	OUTCOME_FAMILY = 34, /* the backend's address is of another family than the VIP */
 
 	/* note: counted beside the outcome */
 	OUTCOME_NAMED_VIP = 48, /* a program that asked for its peer was told the VIP */
-	OUTCOME_FORGOTTEN = 49, /* the socket went elsewhere, and its VIP was forgotten */
+	OUTCOME_FORGOTTEN = 49, /* the socket got another destination, and its VIP was forgotten */
 	OUTCOME_NOT_KEPT =
 		50, /* no memory to keep the choice: the program will see the backend as its peer */
 
@@ -47,9 +47,9 @@ enum sock_outcome {
 };
 
 enum sock_limit {
-	CHOICES_MAX = 4, /* of one socket: the connection's, then those of unconnected datagrams */
-	CLIENTS_MAX = 16384, /* network namespaces times services of affinity that they use */
-	PAIRS_MAX = 4096, /* that one walk through the sockets closes */
+	CHOICES_MAX = 4, /* choices of one socket: the connection's, then unconnected datagrams' */
+	CLIENTS_MAX = 16384, /* network namespaces times the services with affinity that they use */
+	PAIRS_MAX = 4096, /* pairs whose sockets one walk closes */
 };
 
 /*
@@ -57,7 +57,7 @@ enum sock_limit {
  * the same time, so a reader copies it and takes a wrong seal for an empty one.
  */
 struct sock_choice {
-	__u64 seal; /* of all the rest (keep.h) */
+	__u64 seal; /* covers all other fields (keep.h) */
 	struct addr vip;
 	struct addr address; /* of the backend */
 	__u64 made; /* when it was chosen, CLOCK_MONOTONIC in ns */
@@ -79,7 +79,7 @@ struct sock_client {
 struct sock_stay {
 	__u32 backend; /* reference */
 	__u32 check; /* of the key */
-	__u64 used; /* when a socket of the client was given it last, CLOCK_MONOTONIC in ns */
+	__u64 used; /* when a socket of the client last got it, CLOCK_MONOTONIC in ns */
 };
 
 /* Of one socket. */
@@ -100,7 +100,7 @@ enum sock_end {
 	END_NOT = 0,
 	END_GONE = 1, /* its backend was removed */
 	END_DOWN = 2, /* its backend is down, and nothing is established */
-	END_LEFT = 3, /* its backend has left the service, and is another one's still */
+	END_LEFT = 3, /* its backend has left the service, and is still in another one */
 };
 
 /* A socket whose backend is gone, as the iterators write it. */
@@ -110,10 +110,10 @@ struct sock_gone {
 	struct addr destination;
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 ifindex; /* that the socket is bound to, or 0 */
+	__u32 ifindex; /* interface that the socket is bound to, or 0 */
 	__u8 family; /* AF_INET or AF_INET6 */
 	__u8 protocol;
-	__u8 closed; /* 0: this kernel leaves it to user space */
+	__u8 closed; /* 1: the program has closed it; 0: user space has to */
 	__u8 end; /* enum sock_end */
 	__u8 pad[4];
 };

@@ -28,14 +28,14 @@ func (p *percent) Type() string { return "percent" }
 func (p *percent) Set(text string) error {
 	n, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
 	if err != nil || !(n >= 0 && n <= tool.PercentMax) {
-		return errors.New("write percent of one CPU, as 3%; 0: no limit")
+		return errors.New("write percent of one CPU, for example 3%; 0: no limit")
 	}
 	*p = percent(n)
 	return nil
 }
 
 func maxCPUFlag(c *cobra.Command, p *percent) {
-	c.Flags().Var(p, "max-cpu", "share of one CPU that the sensors may take, as 3%; if they take more, they watch less, and the output says so; 0: no limit")
+	c.Flags().Var(p, "max-cpu", "share of one CPU that the sensors may use, for example 3%; if they use more, they watch less, and the output says so; 0: no limit")
 }
 
 // diagLog is the file that gets a tool's output instead of standard output.
@@ -55,7 +55,7 @@ func (l *diagLog) flags(c *cobra.Command) {
 func (l *diagLog) write(c *cobra.Command, out io.Writer, run func(io.Writer) error) (err error) {
 	switch {
 	case l.size < 1 || l.backups < 0:
-		return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+		return cli.UsageError{Err: errors.New("--logsize must be at least 1, and --logbackup cannot be negative")}
 	case l.path == "" && (c.Flags().Changed("logsize") || c.Flags().Changed("logbackup")):
 		return cli.UsageError{Err: errors.New("--logsize and --logbackup need --log: give --log, too")}
 	case l.path == "":

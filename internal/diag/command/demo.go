@@ -19,8 +19,8 @@ func newDemoDiag(s cli.Streams) *cobra.Command {
 too much work; let "shunt diag" io, ping, memleak and runq look at them, and check every claim of the demo
 against the fault that it made. The demo uses only its own objects: a loop device in a mount namespace,
 network namespaces, a cgroup, and processes; the tools show nothing else. It takes less than 20 seconds. It
-removes everything at its end, also after Ctrl-C; after a demo was killed, "shunt demo --clean ID" removes
-its rest. It exits with 1 if a claim was not true.`,
+removes everything at its end, also after Ctrl-C; if the demo was killed, "shunt demo --clean ID" removes
+its remains. It exits with 1 if a claim was not true.`,
 	}, func(ctx context.Context, out io.Writer) (cli.Ending, error) {
 		executable, err := os.Executable()
 		if err != nil {
@@ -41,6 +41,6 @@ func newDemoDiagWorker(s cli.Streams) *cobra.Command {
 		Args:   cli.NoArguments,
 		RunE:   func(*cobra.Command, []string) error { return demo.Work(order, s.In, s.Out) },
 	}
-	c.Flags().StringVar(&order, "order", "", "what to do, as JSON")
+	c.Flags().StringVar(&order, "order", "", "the order, as JSON")
 	return c
 }

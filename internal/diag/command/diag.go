@@ -84,9 +84,9 @@ their sum. The first lines say how the sensors are attached, and which data are 
 	f.StringVarP(&o.Device, "device", "d", "", "show only this disk and its partitions, or this partition")
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "show only this process")
 	f.Uint64Var(&o.inode, "inode", 0, "watch only files with this inode number")
-	f.BoolVarP(&o.files, "fs", "f", true, "rows by process and file; -f=false: by process and disk")
-	f.BoolVarP(&o.sizes, "pattern", "P", false, "rows by process and disk, with the shares of writes by size")
-	f.BoolVarP(&o.NoDisks, "nodisk", "n", false, "without the table of disks")
+	f.BoolVarP(&o.files, "fs", "f", true, "show rows by process and file; -f=false: by process and disk")
+	f.BoolVarP(&o.sizes, "pattern", "P", false, "show rows by process and disk, with the shares of writes by size")
+	f.BoolVarP(&o.NoDisks, "nodisk", "n", false, "do not show the table of disks")
 	f.BoolVarP(&o.on, "misc", "m", true, "charge flushes to the process that wrote; always on")
 	f.BoolVarP(&o.json, "json", "j", false, "the same as -o json: one object a line")
 	maxCPUFlag(c, &o.maxCPU)
@@ -102,7 +102,7 @@ func (o *diagIOOptions) complete() error {
 	}
 	switch {
 	case o.cycle < 1:
-		return cli.UsageError{Err: fmt.Errorf("--cycle is at least 1 second, not %d", o.cycle)}
+		return cli.UsageError{Err: fmt.Errorf("--cycle must be at least 1 second, not %d", o.cycle)}
 	case o.timeout < 0 || o.duration < 0:
 		return cli.UsageError{Err: errors.New("--timeout and --duration cannot be negative")}
 	case o.timeout > 0 && o.duration > 0:

@@ -64,7 +64,7 @@ takes about 10 us longer, so a process that allocates often becomes slow while i
 	}
 	f := c.Flags()
 	f.DurationVarP(&o.Interval, "interval", "i", 5*time.Second, "time between reports; growth is judged over 8 to 12 reports")
-	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, for example 5m; default: at Ctrl-C")
 	f.IntVar(&v.Top, "top", 10, "show at most this many rows; 0: all")
 	f.BoolVar(&v.Addresses, "addresses", false, "show the address, size and age of each allocation, the 100 oldest of a row")
 	f.StringVar(&o.Cgroup, "cgroup", "", "watch allocations by tasks in this cgroup only: a folder of the second hierarchy")
@@ -84,9 +84,9 @@ func checkProcess(o memleak.Options) error {
 	case o.PID <= 0:
 		return cli.UsageError{Err: fmt.Errorf("--pid is the number of a process, not %d", o.PID)}
 	case o.Cgroup != "":
-		return cli.UsageError{Err: errors.New("--cgroup does not go with --pid: a process is in one cgroup")}
+		return cli.UsageError{Err: errors.New("--cgroup cannot be used with --pid, because a process is in one cgroup")}
 	case o.MaxCPU != 0:
-		return cli.UsageError{Err: errors.New("--max-cpu does not go with --pid: most of a call's cost is its entry into the kernel, and a smaller sample saves none of that. End the command if the cost is too high")}
+		return cli.UsageError{Err: errors.New("--max-cpu cannot be used with --pid: most of a call's cost is its entry into the kernel, which a smaller sample does not save. End the command if the cost is too high")}
 	}
 	return nil
 }
@@ -97,13 +97,13 @@ const intervalLeast = 100 * time.Millisecond
 func completeMemleak(o memleak.Options, v memleak.View, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return cli.UsageError{Err: fmt.Errorf("--interval is at least %v, not %v", intervalLeast, o.Interval)}
+		return cli.UsageError{Err: fmt.Errorf("--interval must be at least %v, not %v", intervalLeast, o.Interval)}
 	case o.Duration < 0 || v.Top < 0:
 		return cli.UsageError{Err: errors.New("--duration and --top cannot be negative")}
 	case bits.OnesCount32(o.Sample) != 1 || o.Sample > memleak.SampleMax:
-		return cli.UsageError{Err: fmt.Errorf("--sample is a power of 2, at most %d, not %d", memleak.SampleMax, o.Sample)}
+		return cli.UsageError{Err: fmt.Errorf("--sample must be a power of 2, at most %d, not %d", memleak.SampleMax, o.Sample)}
 	case o.Table == 0 || o.Table > 1<<24:
-		return cli.UsageError{Err: fmt.Errorf("--table is from 1 to %d, not %d", 1<<24, o.Table)}
+		return cli.UsageError{Err: fmt.Errorf("--table must be from 1 to %d, not %d", 1<<24, o.Table)}
 	}
 	return cli.RequireOutput(output)
 }

@@ -58,10 +58,11 @@ func newDiagPing(s cli.Streams) *cobra.Command {
 		Long: `Send probes to a host and show how long each took in each stage of both hosts, until Ctrl-C, which
 prints a summary. On the other host, run "shunt diag ping -s".
 
-Probes are ICMP echo requests, which the other host's kernel answers; its process only reports. Without
-it, the client shows its own stages. With --port, on both hosts, they are datagrams of UDP, which the
-other host's process answers; they pass a load balancer, which answers ICMP itself. If the balancer is
-shunt with "stamp_probes: true" and "shunt diag ping -s" runs there too, its program's part is shown.
+Probes are ICMP echo requests, which the other host's kernel answers; the process there only reports.
+Without this process, the client shows its own stages. With --port, given on both hosts, probes are UDP
+datagrams, which the other host's process answers. Such probes pass a load balancer, which would answer
+ICMP itself. If the balancer is shunt with "stamp_probes: true", and "shunt diag ping -s" runs there too,
+the command also shows the time in the balancer's program.
 
 The stages follow each other, so their sum is the round trip; if it is not, the line says so. The clocks
 of both hosts are compared, with a bound of the error. For a lost probe the line names the last point
@@ -101,21 +102,21 @@ where it was seen, and the kernel's reason for the drop, if a sensor saw it.`,
 	f.Uint64VarP(&o.count, "count", "C", 0, "end after this many probes; 0: at Ctrl-C")
 	f.Int64VarP(&o.interval, "interval", "i", 1_000_000, "µs between probes")
 	f.IntVarP(&o.seconds, "time", "t", 0, "end after this many seconds; 0: at Ctrl-C")
-	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more than this many µs, and lost probes; the summary and an image have all")
+	f.Int64VarP(&o.above, "maxdelay", "m", 0, "show only probes with a round trip of more than this many µs, and lost probes; the summary and an image include all probes")
 	f.IntVarP(&o.bytes, "bytes", "b", 556, fmt.Sprintf("bytes of a probe, without the IP header; at least %d", ping.BytesMin))
 	f.StringVar(&o.log, "log", logDefault, "file to which -o log appends probes")
 	f.StringVar(&o.image, "image", imageDefault, "file that -o image writes at the end")
 	f.IntVar(&o.logSize, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
 	f.IntVar(&o.logBackups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
-	f.StringVar(&o.mode, "mode", string(ping.ModeAuto), "what a probe waits for: compact, the server's report too; pingpong, the answer alone, and so does the next probe; auto, the report while there are any")
+	f.StringVar(&o.mode, "mode", string(ping.ModeAuto), "messages that a probe waits for: compact: the answer and the server's report; pingpong: only the answer, and the next probe waits for it, too; auto: compact, as long as reports come")
 	f.BoolVarP(&o.places, "namespace", "n", false, "note the places that probes pass in all network namespaces of this host")
 	f.BoolVar(&o.oneHost, "nslocal", false, "with -n: client and server are on one host, so that the client's places are enough")
 	f.Uint16Var(&o.userID, "userid", 0, "with -n: a number to show beside this host's places")
-	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as PingTrace has")
-	f.Uint16Var(&o.port, "port", 0, "probes are datagrams of UDP to this port, and -s answers them there; 0: they are ICMP echo requests")
+	f.Uint8Var(&o.code, "code", 0, "code of the ICMP echo requests: 0, or 1 as in PingTrace")
+	f.Uint16Var(&o.port, "port", 0, "send probes as UDP datagrams to this port, at which -s answers them; 0: as ICMP echo requests")
 	f.BoolVar(&o.debug, "debug", false, "log programs, maps and sockets, and the verifier's log of refused programs, to standard error")
 	tool.BTFFlag(c, &o.btf)
-	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log: probes as text into a file, image: a drawing of them (SVG), or imagelog: both")
+	f.StringVarP(&o.output, "output", "o", "text", "output format: text, json, log (probes as text in a file), image (a drawing of probes, SVG), or imagelog (both files)")
 	return c
 }
 
@@ -132,7 +133,7 @@ func (o *diagPingOptions) complete() error {
 	case o.imageNamed && !o.draws():
 		return cli.UsageError{Err: errors.New("--image needs -o image: give -o image, too")}
 	case o.logSize < 1 || o.logBackups < 0:
-		return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+		return cli.UsageError{Err: errors.New("--logsize must be at least 1, and --logbackup cannot be negative")}
 	case o.server && o.given:
 		return cli.UsageError{Err: errors.New("-C, -i, -m, -b, --mode, --code and the log are for clients: a server only reports")}
 	case !slices.Contains(ping.Modes, ping.Mode(o.mode)):
@@ -144,7 +145,7 @@ func (o *diagPingOptions) complete() error {
 	case !o.places && (o.oneHost || o.userNamed):
 		return cli.UsageError{Err: errors.New("--nslocal and --userid need -n: give -n, too")}
 	case o.bytes < ping.BytesMin || o.bytes > ping.BytesMax:
-		return cli.UsageError{Err: fmt.Errorf("--bytes is from %d to %d, not %d", ping.BytesMin, ping.BytesMax, o.bytes)}
+		return cli.UsageError{Err: fmt.Errorf("--bytes must be from %d to %d, not %d", ping.BytesMin, ping.BytesMax, o.bytes)}
 	}
 	if o.server {
 		return nil

@@ -25,8 +25,8 @@ func newDiagRunq(s cli.Streams) *cobra.Command {
 		Use:   "runq",
 		Short: "Show how long tasks wait for a CPU, and behind whom (needs root)",
 		Long: `Show each wait of a task for a CPU that is longer than the threshold, and the tasks that ran on that
-CPU meanwhile, until Ctrl-C. The summary then says for each CPU how long tasks waited and how many it had to
-run, and for each task how long its wake-ups took.
+CPU meanwhile, until Ctrl-C. The summary then says for each CPU how long tasks waited and how many tasks it had
+to run, and for each task how long its wake-ups took.
 
 A task waits from the moment that it can run, because it was woken or taken off a CPU, until it runs.
 With --pid and --cgroup only the waits of these tasks are measured; any task may be shown as running
@@ -36,7 +36,7 @@ meanwhile.`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.Threshold <= 0 || o.Duration < 0 || top < 0 {
-				return cli.UsageError{Err: errors.New("--threshold is more than 0, and --duration and --top cannot be negative")}
+				return cli.UsageError{Err: errors.New("--threshold must be more than 0, and --duration and --top cannot be negative")}
 			}
 			if err := cli.RequireOutput(output); err != nil {
 				return err
@@ -55,7 +55,7 @@ meanwhile.`,
 	f.Uint32VarP(&o.PID, "pid", "p", 0, "measure waits of this process only")
 	f.StringVar(&o.Cgroup, "cgroup", "", "measure waits of tasks in this cgroup only: a folder of the second hierarchy")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show each wait that is longer")
-	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, for example 5m; default: at Ctrl-C")
 	f.IntVar(&top, "top", 20, "number of tasks in the summary; 0: all")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
@@ -75,10 +75,10 @@ func newDiagIrqoff(s cli.Streams) *cobra.Command {
 		Long: `Show each delay of a CPU or a task above the threshold, until Ctrl-C or for DURATION, which is a number
 of seconds or a time such as 5m. KIND names the cause:
 
-  irqoff   interrupts were off; the stack begins where they came on again
+  irqoff   interrupts were off; the stack begins where they were switched on again
   softirq  a softirq took long
   preempt  kernel code did not yield to a task that waited
-  steal    the CPU itself did not run, as far as the machine can see: the hypervisor ran something else
+  steal    the virtual CPU did not run: the hypervisor ran something else, as far as the machine can see
   wait     a task waited for a CPU behind others, and the row names them
 
 The line "floor" says which delays are found for certain, and which cannot be found.`,
@@ -96,7 +96,7 @@ The line "floor" says which delays are found for certain, and which cannot be fo
 				return cli.UsageError{Err: err}
 			}
 			if threshold < 1 || threshold > 10_000 {
-				return cli.UsageError{Err: fmt.Errorf("--threshold is from 1 to 10000 ms, not %d", threshold)}
+				return cli.UsageError{Err: fmt.Errorf("--threshold must be from 1 to 10000 ms, not %d", threshold)}
 			}
 			if file != "" && log.path != "" {
 				return cli.UsageError{Err: errors.New("-f and --log both name a file for the output: give one of them")}

@@ -21,7 +21,7 @@ func newDiagTop(s cli.Streams) *cobra.Command {
 	var log diagLog
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Show on one screen what io, runq, irqoff and memleak find out (needs root)",
+		Short: "Show the results of io, runq, irqoff and memleak on one screen (needs root)",
 		Long: `Show disks, IO by process and file, waits for CPUs, delays of CPUs, and growing memory of the kernel, on
 a screen of 80 columns and 24 lines that is redrawn until Ctrl-C, which prints a summary. Without a
 terminal, or with --once, the command prints one screen; with -o json it prints one object a line.
@@ -30,7 +30,7 @@ The last lines say what the sensors do not see. Each part has a command of its o
 diag io, runq, irqoff and memleak. With --memory one address in 64 of the kernel's memory is watched, so
 growth is an estimate, and shows after at least 8 intervals.`,
 		Example: `  sudo shunt diag top --memory                      # find what is slow on this machine, and what grows
-  sudo shunt diag top -i 10s --duration 1h -o json  # an object each ten seconds, for an hour`,
+  sudo shunt diag top -i 10s --duration 1h -o json  # an object every ten seconds, for an hour`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := completeTop(o, output); err != nil {
@@ -55,9 +55,9 @@ growth is an estimate, and shows after at least 8 intervals.`,
 	}
 	f := c.Flags()
 	f.DurationVarP(&o.Interval, "interval", "i", 2*time.Second, "time that each screen covers")
-	f.DurationVar(&o.Duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&o.Duration, "duration", 0, "end after this time, for example 5m; default: at Ctrl-C")
 	f.DurationVarP(&o.Threshold, "threshold", "t", 10*time.Millisecond, "show tasks and CPUs that are late by more than this")
-	f.BoolVar(&memory, "memory", false, "watch the kernel's memory too, which costs more than all else")
+	f.BoolVar(&memory, "memory", false, "also watch the kernel's memory, which costs more than everything else")
 	maxCPUFlag(c, &maxCPU)
 	log.flags(c)
 	f.BoolVar(&o.Once, "once", false, "end after one screen")
@@ -75,11 +75,11 @@ const topThresholdMax = 10 * time.Second
 func completeTop(o top.Options, output string) error {
 	switch {
 	case o.Interval < intervalLeast:
-		return cli.UsageError{Err: fmt.Errorf("--interval is at least %v, not %v", intervalLeast, o.Interval)}
+		return cli.UsageError{Err: fmt.Errorf("--interval must be at least %v, not %v", intervalLeast, o.Interval)}
 	case o.Duration < 0:
 		return cli.UsageError{Err: errors.New("--duration cannot be negative")}
 	case o.Threshold < time.Millisecond || o.Threshold > topThresholdMax:
-		return cli.UsageError{Err: fmt.Errorf("--threshold is from 1ms to %v, not %v", topThresholdMax, o.Threshold)}
+		return cli.UsageError{Err: fmt.Errorf("--threshold must be from 1ms to %v, not %v", topThresholdMax, o.Threshold)}
 	}
 	return cli.RequireOutput(output)
 }

@@ -43,11 +43,11 @@ func newDiagVdiskRecord(s cli.Streams) *cobra.Command {
 full. At the end the command asks qemu-img where the disk is in its image, and the file system where the
 image is on the disk, and writes that into the file too.
 
-With --guest the command runs inside the virtual machine, and records its half: what its file systems
-ask of its disks, for which file, and when its drivers have the answer. ` + "`report`" + ` joins both halves.
+With --guest the command runs inside the virtual machine, and records its half: the requests of its file
+systems to its disks, the file of each, and the time when its drivers have the answer. ` + "`report`" + ` joins both halves.
 
-The file tells where the machine's data are, so only its owner can read it. It is not overwritten. The first
-lines say how the sensors are attached; a qemu without symbols loses some, and the rest works.
+The file shows where the machine's data are, so only its owner can read it. The command does not overwrite a
+file. The first lines say how the sensors are attached; without qemu's symbols some of them are missing.
 
 --probe adds a point inside a layer: the beginning of a function of qemu (on the host) or of the kernel
 (where it allows kprobes). The report divides the layer there. An unknown name is refused, with a list of
@@ -66,7 +66,7 @@ similar names. Probes that qemu's source defines itself (USDT) are not used; Deb
 			case o.Path == "":
 				return cli.UsageError{Err: errors.New("--output is missing: name the file for the recording")}
 			case limit < 1 || limit > 1<<20:
-				return cli.UsageError{Err: errors.New("--limit is at least 1 MiB and at most 1048576")}
+				return cli.UsageError{Err: errors.New("--limit must be at least 1 and at most 1048576 MiB")}
 			case o.Duration < 0:
 				return cli.UsageError{Err: errors.New("--duration cannot be negative")}
 			}
@@ -121,11 +121,11 @@ A request is at each moment in the deepest layer in which any part of it is, so 
 With the recordings of a host and of its guest, requests are the guest's, and these layers are added:
 
   guest-fs      the guest's system call and file system, before the call's first request
-  guest-limit   instead of that, if a cgroup of the guest limits the call's IO
+  guest-limit   instead of guest-fs, if a cgroup of the guest limits the call's IO
   guest-queue   in the guest's block layer, until its driver has it
-  virtio        from there until qemu's device model asks
+  virtio        from the guest's driver until qemu's device model has the request
   notify        from the device model's answer until the guest's driver has ended the request
-  guest-return  from there until the system call ends, if it waited for this request alone
+  guest-return  from the end of the request until the system call ends, if it waited for this request alone
 
 The two clocks are compared by the requests themselves, and the error is printed. A request that cannot be
 joined is counted, with the reason. A guest's recording alone has the layer "below" instead.

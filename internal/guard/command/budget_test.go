@@ -21,7 +21,7 @@ func TestMaxCPU(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"3", "0%", "-1%", "%", "NaN%", "inf%", "1e300%", "three%"} {
-		if got, err := percentOf(text); err == nil || !strings.Contains(err.Error(), "as 3%") {
+		if got, err := percentOf(text); err == nil || !strings.Contains(err.Error(), "for example 3%") {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
@@ -48,7 +48,7 @@ func TestGuardBudgetPrints(t *testing.T) {
 	}
 	out.Reset()
 	printBudget(&out, &agent.Budget{MaxCPU: 3, Why: "there is none"})
-	if out.String() != "It should use 3 % of a CPU, and the kernel does not enforce that: there is none\n" {
+	if out.String() != "Its limit is 3 % of a CPU, but the kernel does not enforce it: there is none\n" {
 		t.Error(out.String())
 	}
 }

@@ -29,7 +29,7 @@ func newGuardDecoys(s cli.Streams) *cobra.Command {
 	})
 	in := decoyFolders{decoy.Directory, agent.RunDirectory}
 	c.AddCommand(newDecoysList(s, in), newDecoysRestore(s, in), newDecoysRemove(s, in),
-		newDecoysDecide(s, in, "release", "Let a program go on that was stopped at decoys; it is not stopped again (needs root)", false),
+		newDecoysDecide(s, in, "release", "Resume a program that was stopped at decoys; it is not stopped again (needs root)", false),
 		newDecoysDecide(s, in, "kill", "End a program that was stopped at decoys (needs root)", true))
 	return c
 }

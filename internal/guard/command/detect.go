@@ -84,7 +84,7 @@ With -o json each line is an object: {"found": …}, or {"event": …} with --al
 	f.StringVar(&file, "policy", "", "the policy with the section detect; default: the built-in rules")
 	f.StringVar(&cgroup, "cgroup", "", "watch only processes of this cgroup and of the cgroups below it: a folder of the second hierarchy")
 	f.BoolVar(&all, "all", false, "print all events, also events that no rule finds")
-	f.DurationVar(&duration, "duration", 0, "end after this time, as 5m; default: at Ctrl-C")
+	f.DurationVar(&duration, "duration", 0, "end after this time, for example 5m; default: at Ctrl-C")
 	tool.BTFFlag(c, &btf)
 	cli.OutputFlag(c, &output)
 	return c

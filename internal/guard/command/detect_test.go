@@ -97,7 +97,7 @@ func TestGuardCheckOfDetection(t *testing.T) {
 	if code != cli.ExitRefused || !strings.Contains(out, `the condition, column 1: there is no field "process.nam"; did you mean process.name?`) {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if code, _, errOut := guardWith("", "run", "--policy", file, "--logsize", "0"); code != cli.ExitUsage || !strings.Contains(errOut, "--logsize is at least 1") {
+	if code, _, errOut := guardWith("", "run", "--policy", file, "--logsize", "0"); code != cli.ExitUsage || !strings.Contains(errOut, "--logsize must be at least 1") {
 		t.Errorf("run: exit %d: %s", code, errOut)
 	}
 	protects := guardFile(t, "guard: {protect: [{name: a, paths: [/srv], deny: [write], mode: audit}]}\n")

@@ -74,7 +74,7 @@ answer comes from, and whether this kernel enforces it. Nothing is attached, and
 			return printExplanation(s.Out, e, file)
 		},
 	}
-	c.Flags().StringVar(&file, "policy", "", "ask this policy, instead of the one in force")
+	c.Flags().StringVar(&file, "policy", "", "ask this policy instead of the policy in force")
 	cli.OutputFlag(c, &output)
 	return c
 }

@@ -209,9 +209,9 @@ without rules that protect, protection ends. ` + "`shunt guard status`" + ` list
 
 For protection the kernel must let BPF programs decide (BPF LSM). If it does not, the first line names the
 rules that are not enforced, and the reason. The command then exits with 1 if a rule has mode deny and the
-policy does not have degraded: allow. With it, opens of protected files wait for the process, which refuses
-them (fanotify), and the first line names the operations that are not enforced; this protection ends with the process.
-Otherwise it detects, and with nothing to detect it exits with 0.
+policy does not have degraded: allow. With degraded: allow, opens of protected files wait for the process,
+which refuses them (fanotify), and the first line names the operations that are not enforced; this protection
+ends with the process. Otherwise the command only detects, and with nothing to detect it exits with 0.
 
 With --max-cpu the process runs in a cgroup of its own with that limit. Near the limit, detection leaves out
 events in the kernel, the most frequent first: it keeps one in 2, then one in 4, in the end none;
@@ -227,7 +227,7 @@ With --log, denials and findings go to a file as JSON, which is renamed when it 
 				return err
 			}
 			if o.logSize < 1 || o.logBackups < 0 {
-				return cli.UsageError{Err: errors.New("--logsize is at least 1, and --logbackup cannot be negative")}
+				return cli.UsageError{Err: errors.New("--logsize must be at least 1, and --logbackup cannot be negative")}
 			}
 			if o.scraped, err = listenAddress(o.metrics); err != nil {
 				return cli.UsageError{Err: err}
@@ -251,8 +251,8 @@ With --log, denials and findings go to a file as JSON, which is renamed when it 
 	f := c.Flags()
 	f.StringVar(&o.file, "policy", "", "the policy: a file, or a directory of *.yaml")
 	f.StringVar(&o.cgroup, "cgroup", "", "detect and deny connections only in processes of this cgroup and of the cgroups below it: a folder of the second hierarchy")
-	f.StringVar(&o.maxCPU, "max-cpu", "", "how much CPU the process may use, as 3%: percent of one CPU; default: no limit")
-	f.StringVar(&o.metrics, "metrics", "", "address and port to answer Prometheus at, as 127.0.0.1:9471; default: none")
+	f.StringVar(&o.maxCPU, "max-cpu", "", "share of one CPU that the process may use, for example 3%; default: no limit")
+	f.StringVar(&o.metrics, "metrics", "", "address and port at which Prometheus can get metrics, for example 127.0.0.1:9471; default: none")
 	f.StringVar(&o.log, "log", "", "append denials and findings to this file as JSON, instead of printing them")
 	f.IntVar(&o.logSize, "logsize", 100, "size in MiB at which the log is renamed and a new log begins")
 	f.IntVar(&o.logBackups, "logbackup", 3, "number of renamed logs to keep, the newest; 0: all")
@@ -269,7 +269,7 @@ func percentOf(text string) (float64, error) {
 	number, is := strings.CutSuffix(text, "%")
 	percent, err := strconv.ParseFloat(number, 64)
 	if !is || err != nil || !(percent > 0 && percent <= tool.PercentMax) {
-		return 0, fmt.Errorf("--max-cpu %q: write percent of one CPU, as 3%%", text)
+		return 0, fmt.Errorf("--max-cpu %q: write percent of one CPU, for example 3%%", text)
 	}
 	return percent, nil
 }
@@ -408,7 +408,7 @@ func sayEnds(w io.Writer, status agent.Status, protects bool) {
 			stays += " Connections stay denied."
 		}
 	}
-	fmt.Fprintf(w, "%d told, %d lost. %s\n", status.Alerts.Told+status.Notes.Told, lost, stays)
+	fmt.Fprintf(w, "%d reported, %d lost. %s\n", status.Alerts.Told+status.Notes.Told, lost, stays)
 }
 
 // applier is an *agent.Agent.
@@ -633,7 +633,7 @@ func printBudget(w io.Writer, b *agent.Budget) {
 	case b.Cgroup != "":
 		fmt.Fprintf(w, "It may use %v %% of a CPU, by the cgroup %s; it had to wait in %s of 100 ms.\n", b.MaxCPU, b.Cgroup, value.Counted(int(b.Throttled), "period"))
 	default:
-		fmt.Fprintf(w, "It should use %v %% of a CPU, and the kernel does not enforce that: %s\n", b.MaxCPU, b.Why)
+		fmt.Fprintf(w, "Its limit is %v %% of a CPU, but the kernel does not enforce it: %s\n", b.MaxCPU, b.Why)
 	}
 }
 

@@ -47,7 +47,7 @@ func listenAddress(text string) (netip.AddrPort, error) {
 	}
 	at, err := netip.ParseAddrPort(text)
 	if err != nil || at.Port() == 0 {
-		return at, fmt.Errorf("--metrics %q: write an address and a port, as 127.0.0.1:9471", text)
+		return at, fmt.Errorf("--metrics %q: write an address and a port, for example 127.0.0.1:9471", text)
 	}
 	return at, nil
 }

@@ -45,7 +45,7 @@ func TestGuardMetrics(t *testing.T) {
 
 func TestGuardMetricsAddress(t *testing.T) {
 	for _, text := range []string{"9471", "127.0.0.1", "localhost:9471", "127.0.0.1:0"} {
-		if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--metrics", text); code != cli.ExitUsage || !strings.Contains(errOut, "as 127.0.0.1:9471") {
+		if code, _, errOut := guardMain("run", "--policy", guardFile(t, guardPolicy), "--metrics", text); code != cli.ExitUsage || !strings.Contains(errOut, "for example 127.0.0.1:9471") {
 			t.Errorf("%s: exit %d: %s", text, code, errOut)
 		}
 	}

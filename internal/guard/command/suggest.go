@@ -61,7 +61,7 @@ intruder's operations. With -o json, standard output has the programs and operat
 			return err
 		},
 	}
-	c.Flags().StringVar(&file, "policy", "", "the policy that made the events: a file, or a directory of *.yaml")
+	c.Flags().StringVar(&file, "policy", "", "the policy that was in force when the events were recorded: a file, or a directory of *.yaml")
 	cli.OutputFlag(c, &output)
 	return c
 }

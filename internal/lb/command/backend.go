@@ -173,7 +173,7 @@ backends. It does not wait for a connection that is silent for longer than --idl
 		},
 	}
 	o.Flags(c)
-	c.Flags().DurationVar(&o.deadline, "deadline", 0, "time from now after which existing flows are given up; 0: never")
+	c.Flags().DurationVar(&o.deadline, "deadline", 0, "time from now after which shunt gives up existing flows; 0: never")
 	c.Flags().BoolVar(&o.wait, "wait", false, "return when the backend is idle, or at the deadline")
 	c.Flags().DurationVar(&o.idle, "idle", 30*time.Second, "with --wait: time without a packet after which the backend is idle")
 	return c

@@ -43,8 +43,8 @@ everything at its end, also after Ctrl-C. It exits with 1 if a claim was not tru
 		},
 	}
 	cli.OutputFlag(c, &output)
-	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and say how to look around")
-	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id, also one of `shunt demo diag`")
+	c.Flags().BoolVar(&keep, "keep", false, "leave the demo in place at the end, and print how to look around")
+	c.Flags().StringVar(&clean, "clean", "", "remove the kept or killed demo with this id; also takes the ids of shunt demo diag")
 	c.AddCommand(newDemoBackend(s), newDemoMesh(s))
 	for _, p := range others {
 		c.AddCommand(p.Demos...)
@@ -57,7 +57,7 @@ func runDemo(parent context.Context, s cli.Streams, options demo.Options, output
 		facts, err := demo.Run(ctx, options)
 		return cli.Ending{Facts: facts, Claims: facts.Claims, Seconds: facts.Seconds, OK: facts.OK}, err
 	}, [][2]string{
-		{"demo --keep", "leaves the demo running, and says how to look around"},
+		{"demo --keep", "leaves the demo running, and prints how to look around"},
 		{"demo -o json", "the same facts for a program"},
 		{"schema", "shows what a configuration file may contain; `check --config FILE` tells whether yours is right"},
 	})

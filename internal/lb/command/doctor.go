@@ -33,7 +33,7 @@ func newDoctor(s cli.Streams) *cobra.Command {
 	var guePort uint16
 	c := &cobra.Command{
 		Use:   "doctor --backend --vip ADDRESS...",
-		Short: "Find what is wrong on a backend where direct return fails, and the command that fixes it",
+		Short: "Find the fault of a backend where direct return fails, and the command that fixes it",
 		Long: `With --backend, examine this machine as a backend of services with direct return. The command
 changes nothing. It exits with 0 if nothing is wrong, and with 1 otherwise.
 
@@ -142,7 +142,7 @@ func printFindings(w io.Writer, want realserver.Want, findings []finding, wrong 
 			return err
 		}
 	}
-	verdict := fmt.Sprintf("Nothing is wrong on %s: this machine is fit for direct return.", want.Interface)
+	verdict := fmt.Sprintf("There is no fault on %s: this machine is ready for direct return.", want.Interface)
 	if wrong > 0 {
 		verdict = fmt.Sprintf("%s on %s.", value.Counted(wrong, "fault"), want.Interface)
 	}

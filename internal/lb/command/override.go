@@ -115,7 +115,7 @@ ADDRESS:PORT.`,
 			kinds := args
 			if !all {
 				if len(args) == 0 {
-					return cli.UsageError{Err: errors.New("name the backend whose overrides are to end, or say --all; `shunt override list` shows them")}
+					return cli.UsageError{Err: errors.New("name the backend whose overrides are to end, or give --all; `shunt override list` shows them")}
 				}
 				kinds = args[1:]
 			}

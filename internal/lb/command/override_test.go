@@ -18,7 +18,7 @@ func TestOverrideUsage(t *testing.T) {
 		"override end":                     "there are list and clear",
 		"override list now":                `unexpected argument "now"`,
 		"override list -o yaml":            `not "yaml"`,
-		"override clear":                   "or say --all",
+		"override clear":                   "or give --all",
 		"override clear 10.0.0.2 mood":     "there are drain, weight and health",
 		"override clear --all 10.0.0.2":    `there is no override "10.0.0.2"`,
 		"backend restart 10.0.0.2":         "list, drain, undrain, weight and health",

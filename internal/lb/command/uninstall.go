@@ -27,7 +27,7 @@ func newUninstall(s cli.Streams, products func() []node.Product, others []cli.Pr
 		Long: `Remove what shunt has left on this machine: the data planes of all instances, pairs of sockets, neighbour
 entries, multicast groups, settings that shunt has changed, the changes that ` + "`shunt decap`" + ` has made, the
 protection and the decoys of ` + "`shunt guard`" + `, the nftables table of ` + "`shunt-kube run --moving`" + `, and shunt's files in
-/run/shunt and /var/lib/shunt. The command lists all of that and asks first; --yes answers. The command refuses to run while a daemon runs.
+/run/shunt and /var/lib/shunt. The command lists all of this and asks first; with --yes it does not ask. It refuses to run while a daemon runs.
 
 Installed files stay: the binary and /etc/shunt. Your package manager removes them.`,
 		Args: cli.NoArguments,

@@ -29,7 +29,7 @@ func newDemoUDPWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    "udp-worker",
 		Hidden: true,
-		Short:  "Run the server of the UDP demo, which tells it what to do at descriptor 3",
+		Short:  "Run the server of the UDP demo, which sends it orders at descriptor 3",
 		Args:   cli.NoArguments,
 		RunE:   func(*cobra.Command, []string) error { return demo.Work() },
 	}

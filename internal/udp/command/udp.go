@@ -278,7 +278,7 @@ func newUDPTop(s cli.Streams) *cobra.Command {
 	var interval time.Duration
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Show datagrams per second of each lease, again and again, until Ctrl-C",
+		Short: "Show datagrams per second of each lease, at each interval, until Ctrl-C",
 		Long: `Show where each lease's datagrams went in the last interval, per second, and how full its rings are
 now: WAITING of ENTRIES, over all queues.`,
 		Example: `  shunt udp top
@@ -287,7 +287,7 @@ now: WAITING of ENTRIES, over all queues.`,
 		Args: cli.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if interval < 100*time.Millisecond || count < 0 {
-				return cli.UsageError{Err: errors.New("--interval is 100ms or more, and --count 0 or more")}
+				return cli.UsageError{Err: errors.New("--interval must be 100ms or more, and --count 0 or more")}
 			}
 			ctx, stop := cli.UntilStopped(c.Context())
 			defer stop()

@@ -60,7 +60,7 @@ func run() error {
 func runTests(environment []string) error {
 	serial, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
-		return fmt.Errorf("opening the line for results: %w", err)
+		return fmt.Errorf("open the line for results: %w", err)
 	}
 	defer serial.Close()
 	tests, err := listed()
@@ -105,21 +105,21 @@ func prepare() error {
 		return err
 	}
 	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
-		return fmt.Errorf("installing busybox: %w: %s", err, out)
+		return fmt.Errorf("install busybox: %w: %s", err, out)
 	}
 	if err := nameUsers(); err != nil {
 		return err
 	}
 	// Otherwise the tunnel modules put tunl0 and ip6tnl0 into every namespace a test makes.
 	if err := os.WriteFile("/proc/sys/net/core/fb_tunnels_only_for_init_net", []byte("2"), 0); err != nil {
-		return fmt.Errorf("keeping fallback tunnels out of namespaces: %w", err)
+		return fmt.Errorf("keep fallback tunnels out of namespaces: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("looking up lo: %w", err)
+		return fmt.Errorf("look up lo: %w", err)
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("setting lo up: %w", err)
+		return fmt.Errorf("set lo up: %w", err)
 	}
 	modules, err := filepath.Glob("/modules/*.ko") // sorted by name, which is the order
 	if err != nil {
@@ -131,7 +131,7 @@ func prepare() error {
 			return err
 		}
 		if err := unix.InitModule(image, ""); err != nil && !errors.Is(err, unix.EEXIST) {
-			fmt.Printf("guest: loading %s: %v\n", file, err) // a test that needs it will report more
+			fmt.Printf("guest: load %s: %v\n", file, err) // a test that needs it will report more
 		}
 	}
 	return nil
@@ -140,7 +140,7 @@ func prepare() error {
 // nameUsers gives the guest the users and groups that every host has.
 func nameUsers() error {
 	if err := os.MkdirAll("/etc", 0o755); err != nil {
-		return fmt.Errorf("naming users: %w", err)
+		return fmt.Errorf("name users: %w", err)
 	}
 	return errors.Join(
 		os.WriteFile("/etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"), 0o644),
@@ -158,11 +158,11 @@ type kernelLog struct{ fd int }
 func openLog() kernelLog {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		fmt.Println("guest: reading the kernel's log:", err)
+		fmt.Println("guest: read the kernel's log:", err)
 		return kernelLog{fd: -1}
 	}
 	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
-		fmt.Println("guest: skipping the kernel's log:", err)
+		fmt.Println("guest: skip the kernel's earlier log:", err)
 	}
 	return kernelLog{fd: fd}
 }

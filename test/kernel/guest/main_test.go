@@ -23,7 +23,7 @@ func inNamespace(t *testing.T) {
 	runtime.LockOSThread() // never unlocked: the thread is thrown away with its namespace
 	ns, err := netns.New()
 	if err != nil {
-		t.Fatalf("making a network namespace: %v", err)
+		t.Fatalf("make a network namespace: %v", err)
 	}
 	t.Cleanup(func() { ns.Close() })
 }
@@ -31,7 +31,7 @@ func inNamespace(t *testing.T) {
 // TestGuestMounts shows that the guest has the mounts that tests rely on.
 func TestGuestMounts(t *testing.T) {
 	if os.Getenv("SHUNT_KERNEL_TEST") == "" {
-		t.Skip("only means something in the guest of test/kernel")
+		t.Skip("checks the guest of test/kernel, and runs only there")
 	}
 	for _, file := range []string{
 		"/proc/self/status", "/sys/kernel/btf/vmlinux", "/sys/fs/cgroup/cgroup.controllers",
@@ -56,16 +56,16 @@ func TestXDPNativeOnVeth(t *testing.T) {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
 	})
 	if err != nil {
-		t.Fatalf("loading a program of two instructions: %v", err)
+		t.Fatalf("load a program of two instructions: %v", err)
 	}
 	defer prog.Close()
 	const xdpPass = 2
 	if got, _, err := prog.Test(make([]byte, 64)); err != nil || got != xdpPass {
-		t.Fatalf("running it: returned %d, %v; want %d", got, err, xdpPass)
+		t.Fatalf("run it: returned %d, %v; want %d", got, err, xdpPass)
 	}
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}
 	if err := netlink.LinkAdd(pair); err != nil {
-		t.Fatalf("making a veth pair: %v", err)
+		t.Fatalf("make a veth pair: %v", err)
 	}
 	a, err := netlink.LinkByName("a")
 	if err != nil {
@@ -73,11 +73,11 @@ func TestXDPNativeOnVeth(t *testing.T) {
 	}
 	l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: a.Attrs().Index, Flags: link.XDPDriverMode})
 	if err != nil {
-		t.Fatalf("attaching in native mode: %v", err)
+		t.Fatalf("attach in native mode: %v", err)
 	}
 	defer l.Close()
 	_, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: a.Attrs().Index, Flags: link.XDPDriverMode})
 	if err == nil || !errors.Is(err, unix.EBUSY) {
-		t.Errorf("attaching a second time: %v; want EBUSY", err)
+		t.Errorf("attach a second time: %v; want EBUSY", err)
 	}
 }
