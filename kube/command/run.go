@@ -77,8 +77,10 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Agents: from.electors(), Networks: from.located(), Placed: networks.Seen, Outside: !from.inside, Log: flags.Log,
-				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace, Contact: from.contact})
+			options := from.options(client, flags.Log)
+			options.Moving, options.Grace, options.Placed, options.Balance = agent.moving, agent.grace, networks.Seen, from.balance(wake)
+			options.Look, options.Answer, options.Tell = looker(from.node, flags.Log), probes.Answer, events.Show
+			s, err = source.New(options)
 			if err != nil {
 				return err
 			}

@@ -189,8 +189,11 @@ func (s *Source) followTunnels(handler cache.ResourceEventHandler) (err error) {
 	return err
 }
 
-// checkDirect refuses options that contradict each other.
-func (o *Options) checkDirect() error {
+// checkAgents refuses options that contradict each other.
+func (o *Options) checkAgents() error {
+	if o.Elect && o.Agents == "" {
+		return errors.New("an election needs the Service of the agents")
+	}
 	if o.Direct.Tunnel != (place.Tunnel{}) && o.Agents == "" {
 		return errors.New("direct return between nodes needs the Service of the agents")
 	}

@@ -66,10 +66,11 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
-	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
-	// address. Empty: they are not known, and each agent asks for all addresses.
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. Empty: they are not known.
 	Agents string
-	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes; see package place. Empty: each agent's node counts as a node in all networks.
+	// Elect has one ready agent, or this one, announce each address; it needs Agents. false: each agent asks for all addresses.
+	Elect bool
+	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes, for Elect; see package place. Empty: each agent's node counts as a node in all networks.
 	Networks string
 	// Placed is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
 	// not called.
@@ -151,7 +152,7 @@ func New(o Options) (*Source, error) {
 		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside, Direct: o.Direct.Tunnel.Forwarding},
 		peers:      newPeers(o.Node, o.Direct),
 	}
-	if err := o.checkDirect(); err != nil {
+	if err := o.checkAgents(); err != nil {
 		return nil, err
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
@@ -438,7 +439,7 @@ func (s *Source) work() (changed bool) {
 			dirty[key] = true
 		}
 	}
-	if others && s.readAgents() {
+	if others && s.options.Elect && s.readAgents() {
 		for key := range s.outer.services {
 			dirty[key] = true
 		}
@@ -453,7 +454,7 @@ func (s *Source) work() (changed bool) {
 			Text:   "the cluster has no such node: node ports and local traffic policies have no endpoint here",
 			Remedy: "give --node-name the name that `kubectl get nodes` shows"}}
 	}
-	if s.agents != nil {
+	if s.options.Elect {
 		s.addNeighbours(dirty)
 	}
 	for key := range dirty {
