@@ -18,6 +18,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/start"
@@ -46,7 +47,13 @@ plane of an earlier instance goes on, and later it goes on while the apiserver d
 
 --on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, so that the next start of
 a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM once the DaemonSet that
---daemonset names is gone: no agent will start after it.`,
+--daemonset names is gone: no agent will start after it.
+
+With --direct-return, a node sends packets of clients outside unchanged, in tunnels, to a node with a pod of the
+Service, and that node answers the client itself. So pods see the clients' addresses with externalTrafficPolicy
+Cluster, too. The agents tell each other in the ConfigMap of --direct-return-tunnels which tunnels their nodes open.
+A port whose pods are not all on such nodes has NAT, as without the option: ` + "`shunt-kube explain`" + ` says why. An
+agent without --direct-return, but with the ConfigMap, removes its node's entry.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
@@ -73,12 +80,17 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			if err != nil {
 				return err
 			}
+			tunnels, err := newOpener(&from, client, flags.Log)
+			if err != nil {
+				return err
+			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
 			options := from.options(client, flags.Log)
 			options.Moving, options.Grace, options.Placed, options.Balance = agent.moving, agent.grace, networks.Seen, from.balance(wake)
+			options.Direct.Seen, options.Direct.Opens = tunnels.Seen, tunnels.Opens
 			options.Look, options.Answer, options.Tell = looker(from.node, flags.Log), probes.Answer, events.Show
 			s, err = source.New(options)
 			if err != nil {
@@ -98,8 +110,10 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})
-			flags.Detached = holder.release
+			encapsulates := func(e model.Encapsulation) { tunnels.encapsulated(e); s.Encapsulates(e) }
+			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Encapsulation: encapsulates,
+				Sources: []daemon.Source{{Name: source.Name, First: s.First, FirstDecapsulation: s.Decapsulation, Run: holder.beside(s.Follow)}}})
+			flags.Detaching, flags.Detached = tunnels.withdraw, holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
 			flags.Status = func(st *shuntv1.GetStatusResponse) { st.Cluster = s.Status() }
@@ -108,6 +122,8 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			told.Go(func() { events.Run(telling) })
 			told.Go(func() { giving(telling) })
 			told.Go(func() { networks.Run(telling) })
+			tunnels.begin(telling)
+			defer tunnels.wait()
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()

@@ -117,7 +117,8 @@ type Source struct {
 	mutex    sync.Mutex
 	dirty    map[translate.Key]dirt
 	all      bool        // every Service is dirty, because the node has changed
-	others   bool        // the agents have changed
+	others   bool        // the agents have changed, or this node's port for tunnels
+	guePort  uint16      // of this node's file; 0: not known
 	triggers []time.Time // of the changes of endpoints in dirty
 	wake     chan struct{}
 
@@ -309,11 +310,11 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				if !inStep {
 					inStep = true
 					s.options.Log.Info("in step with the cluster", "services", s.set.Len(), "node", s.options.Node)
-					if s.options.Direct.InForce != nil {
-						s.options.Direct.InForce()
-					}
 				}
 			}
+		}
+		if inStep {
+			s.open()
 		}
 		s.answer()
 		s.balance()
@@ -351,9 +352,13 @@ func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool
 		} else {
 			change.Declare, change.Withdraw = s.set.Pending()
 		}
+		if all || s.peers.undeclared {
+			change.Decapsulation = s.Decapsulation()
+		}
 		err := declare(change)
 		if err == nil {
 			s.set.Settled()
+			s.peers.undeclared = false
 		}
 		var conflict *state.ConflictError
 		if !errors.As(err, &conflict) {
@@ -448,6 +453,7 @@ func (s *Source) work() (changed bool) {
 		for _, key := range s.readPeers() {
 			dirty[key] = true
 		}
+		changed = s.peers.undeclared
 	}
 	if !s.nodeKnown {
 		s.nodeFaults = []translate.Fault{{Code: translate.NodeAddressMissing, Object: "Node " + s.options.Node,
