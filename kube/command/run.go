@@ -30,14 +30,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-func newRun(errOut io.Writer) *cobra.Command {
-	var flags start.Flags
-	var from cluster
-	agent := agent{probes: newProbes()}
-	c := &cobra.Command{
-		Use:   "run",
-		Short: "Balance the cluster's Services on this node (needs root)",
-		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
+const runHelp = `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
 beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
 metrics and all commands of shunt are the same. With ` + "`accelerate`" + ` in the file, packets between this node's pods,
 and to those of other nodes, go past the node's stack, too.
@@ -53,8 +46,17 @@ With --direct-return, a node sends packets of clients outside unchanged, in tunn
 Service, and that node answers the client itself. So pods see the clients' addresses with externalTrafficPolicy
 Cluster, too. The agents tell each other in the ConfigMap of --direct-return-tunnels which tunnels their nodes open.
 A port whose pods are not all on such nodes has NAT, as without the option: ` + "`shunt-kube explain`" + ` says why. An
-agent without --direct-return, but with the ConfigMap, removes its node's entry.`,
-		Args: cobra.NoArgs,
+agent without --direct-return, but with the ConfigMap, removes its node's entry.`
+
+func newRun(errOut io.Writer) *cobra.Command {
+	var flags start.Flags
+	var from cluster
+	agent := agent{probes: newProbes()}
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Balance the cluster's Services on this node (needs root)",
+		Long:  runHelp,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
 				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
