@@ -21,7 +21,7 @@ type target struct{ Folder, Name string }
 
 func main() {
 	fuzzTime := flag.String("time", "10000x", "how long each target runs, as with `go test -fuzztime`")
-	changed := flag.Bool("changed", false, "leave out targets that are recorded as passed with the present files; record those that pass if SHUNT_RESTLESS is set")
+	changed := flag.Bool("changed", false, "leave out targets that are recorded as passed with the present files; with SHUNT_RESTLESS, also record the targets that pass")
 	flag.Parse()
 	if err := run(*fuzzTime, *changed); err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)

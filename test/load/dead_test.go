@@ -72,7 +72,7 @@ func TestDaemonStaysDead(t *testing.T) {
 	t.Logf("entries that are there: %d of flows, %d of remembered ones; %d packets took the way of the kernel's routing table, %d ports of closed flows were taken, %d unfinished handshakes ended",
 		p.entries("sh_flows"), p.entries("sh_remembered"), reasons["fib_fallback"].Packets, reasons["port_taken"].Packets, reasons["handshake_evicted"].Packets)
 	if n := reasons["port_taken"].Packets; n > 0 {
-		t.Errorf("%d flows took the port of one that was not over: those that were over have kept theirs", n)
+		t.Errorf("%d flows took the port of a flow that was not over, while flows that were over kept their ports", n)
 	}
 	if p.entries("sh_remembered") == 0 {
 		t.Error("no flow of direct return was remembered: no slot was in transition, and the test proves less than it says")
