@@ -60,7 +60,7 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 		explained := PortExplanation{Name: port.Name, Port: port.Port, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP)}
 		for _, served := range s.services[before:] {
 			if served.Frontends[0].Protocol&model.Tunnelled != 0 && len(served.Backends) == 0 {
-				continue // it only refuses packets that come too late
+				continue // it only ends packets that come too late
 			}
 			v := VariantExplanation{Service: served}
 			for _, endpoint := range s.endpoints(port, endpointSlices) {
