@@ -71,6 +71,9 @@ func (n *node) finish() error {
 	n.ending.kept = way == ExitKeep && n.ending.interrupted.Err() == nil
 	if !n.ending.kept {
 		n.log.Info("stopping: detaching", "instance", n.opts.Instance)
+		if n.opts.Detaching != nil {
+			n.opts.Detaching()
+		}
 	}
 	err := n.products.close(n.ending.kept)
 	if !n.ending.kept && n.opts.Detached != nil {

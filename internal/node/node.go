@@ -49,6 +49,9 @@ type Options struct {
 	Collectors []metrics.Collector
 	// Status adds the program's own information to the status. It may be called at any time. May be nil.
 	Status func(*shuntv1.GetStatusResponse)
+	// Detaching ends the program's promises to other machines. It is called before the products are removed, and not if they are
+	// kept; it must end within seconds. May be nil.
+	Detaching func()
 	// Detached removes the program's own objects from the kernel. It is called after the products have been
 	// removed, and not if they are kept. May be nil.
 	Detached func() error

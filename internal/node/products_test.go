@@ -419,13 +419,14 @@ func TestStartSweeps(t *testing.T) {
 // TestWaysToEnd: products close in the opposite order, and are told whether their work goes on.
 func TestWaysToEnd(t *testing.T) {
 	for way, want := range map[OnExit][]string{
-		ExitDetach: {"one closes, keep false", "two closes, keep false"},
+		ExitDetach: {"one hears Detaching", "one closes, keep false", "two hears Detaching", "two closes, keep false"},
 		ExitKeep:   {"one closes, keep true", "two closes, keep true"},
-		ExitDrain:  {"one drains", "one has drained", "one closes, keep false", "two drains", "two has drained", "two closes, keep false"},
+		ExitDrain:  {"one drains", "one has drained", "one hears Detaching", "one closes, keep false", "two drains", "two has drained", "two hears Detaching", "two closes, keep false"},
 	} {
 		b := newBed(t, "one: {}\ntwo: {}\n")
 		b.options.OnExit = way
 		detached := 0
+		b.options.Detaching = func() { b.one.say("hears Detaching"); b.two.say("hears Detaching") }
 		b.options.Detached = func() error { detached++; return nil }
 		b.run()
 		b.one.take()

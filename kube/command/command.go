@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
+	"github.com/shunt-lb/shunt/kube/place"
 	"github.com/shunt-lb/shunt/kube/pool"
 	"github.com/shunt-lb/shunt/kube/source"
 	"github.com/shunt-lb/shunt/kube/translate"
@@ -69,7 +70,10 @@ type cluster struct {
 	ranges                      []string
 	announce                    string
 	agents                      string
+	elect                       bool // one agent announces each address
 	networks                    string
+	direct                      string // a word of --direct-return
+	tunnels                     string
 	addresses                   pool.Pool // of ranges
 	look                        bool      // look for faults on this machine, too
 	contact                     *source.Contact
@@ -86,8 +90,11 @@ func (c *cluster) flags(command *cobra.Command) {
 	}
 	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, separated by commas (LOAD_BALANCER_POOL); default: this agent gives none")
 	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
-	command.Flags().StringVar(&c.agents, "load-balancer-agents", os.Getenv("LOAD_BALANCER_AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes: a ready one announces each address (LOAD_BALANCER_AGENTS); default: each agent asks for all addresses, and one gets each")
-	command.Flags().StringVar(&c.networks, "load-balancer-networks", os.Getenv("LOAD_BALANCER_NETWORKS"), "NAMESPACE/NAME of the ConfigMap in which agents say in which networks their nodes are, for --load-balancer-agents: a node in an address's network announces it (LOAD_BALANCER_NETWORKS); default: any node does")
+	command.Flags().StringVar(&c.agents, "agents", os.Getenv("AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes (AGENTS); default: they are not known")
+	command.Flags().BoolVar(&c.elect, "load-balancer-elect", os.Getenv("LOAD_BALANCER_ELECT") != "false", "with --agents, one ready agent announces each address of a load balancer; with false, or without --agents, each agent asks for all addresses, and one gets each (LOAD_BALANCER_ELECT=false)")
+	command.Flags().StringVar(&c.networks, "load-balancer-networks", os.Getenv("LOAD_BALANCER_NETWORKS"), "NAMESPACE/NAME of the ConfigMap in which agents say in which networks their nodes are, for --load-balancer-elect: a node in an address's network announces it (LOAD_BALANCER_NETWORKS); default: any node does")
+	command.Flags().StringVar(&c.direct, "direct-return", os.Getenv("DIRECT_RETURN"), "tunnels, gue or ipip, in which nodes send packets of clients outside to a node with a pod, which answers the client itself, so pods see the clients' addresses; needs --agents and --direct-return-tunnels (DIRECT_RETURN); default: none, and pods see a node's address")
+	command.Flags().StringVar(&c.tunnels, "direct-return-tunnels", os.Getenv("DIRECT_RETURN_TUNNELS"), "NAMESPACE/NAME of the ConfigMap in which agents say which tunnels their nodes open, for --direct-return (DIRECT_RETURN_TUNNELS)")
 }
 
 // The words of --load-balancer-announce are the same as for `announce` in the file.
@@ -104,15 +111,40 @@ func (c *cluster) check() (err error) {
 	if c.addresses, err = pool.Parse(c.ranges); err != nil {
 		return usageError{fmt.Errorf("read --load-balancer-pool: %w", err)}
 	}
+	if _, known := directReturns[c.direct]; !known {
+		return usageError{fmt.Errorf("--direct-return is gue or ipip, not %q", c.direct)}
+	}
+	for _, other := range []struct{ flag, value, kind string }{{"--agents", c.agents, "the Service of the agents"}, {"--direct-return-tunnels", c.tunnels, "a ConfigMap"}} {
+		if c.direct != "" && other.value == "" {
+			return usageError{fmt.Errorf("--direct-return %s needs %s NAMESPACE/NAME: %s", c.direct, other.flag, other.kind)}
+		}
+	}
 	return nil
+}
+
+// directReturns are the words of --direct-return; without a word there is none.
+var directReturns = map[string]model.Forwarding{"": model.ForwardingNAT, "gue": model.ForwardingDSRGUE, "ipip": model.ForwardingDSRIPIP}
+
+// tunnel returns the kind of tunnels of direct return between nodes, with the default port. The zero value: there is none.
+func (c *cluster) tunnel() place.Tunnel {
+	switch f := directReturns[c.direct]; f {
+	case model.ForwardingDSRGUE:
+		return place.Tunnel{Forwarding: f, Port: model.DefaultGUEPort}
+	case model.ForwardingDSRIPIP:
+		return place.Tunnel{Forwarding: f}
+	}
+	return place.Tunnel{}
 }
 
 // announces reports whether this agent announces the addresses of load balancers: without a pool another system does.
 func (c *cluster) announces() bool { return !c.addresses.Empty() && c.announce == announceL2 }
 
-// electors returns the Service of the agents that elect one node for an address; empty: nothing is announced, or each agent asks.
-func (c *cluster) electors() string {
-	if !c.announces() {
+// elects reports whether the agents elect one node for an address; false: nothing is announced, or each agent asks.
+func (c *cluster) elects() bool { return c.announces() && c.elect && c.agents != "" }
+
+// followed returns the Service of the agents if this agent has to know them, or "".
+func (c *cluster) followed() string {
+	if !c.elects() && c.direct == "" {
 		return ""
 	}
 	return c.agents
@@ -120,7 +152,7 @@ func (c *cluster) electors() string {
 
 // located returns the ConfigMap of the nodes' networks; empty: no node is elected, or every node can be elected.
 func (c *cluster) located() string {
-	if c.electors() == "" {
+	if !c.elects() {
 		return ""
 	}
 	return c.networks
@@ -145,6 +177,12 @@ func (c *cluster) balance(wake func()) func([]*corev1.Service) []translate.Fault
 	}
 }
 
+// options returns a source's options that the flags say.
+func (c *cluster) options(client kubernetes.Interface, log *slog.Logger) source.Options {
+	return source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.followed(), Elect: c.elects(), Networks: c.located(),
+		Direct: source.Direct{Tunnel: c.tunnel(), Entries: c.tunnels}, Outside: !c.inside, Contact: c.contact, Log: log}
+}
+
 // open prepares the source; it asks nothing yet.
 func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err := c.check(); err != nil {
@@ -154,7 +192,8 @@ func (c *cluster) open(log *slog.Logger) (*source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	options := source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.electors(), Networks: c.located(), Outside: !c.inside, Log: log, Balance: c.balance(func() {}), Contact: c.contact}
+	options := c.options(client, log)
+	options.Balance = c.balance(func() {})
 	if c.look {
 		options.Look = looker(c.node, log)
 	}

@@ -3,12 +3,16 @@ package command
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/shunt-lb/shunt/internal/config"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
@@ -23,15 +27,62 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 		t.Skip("needs root: without it nothing else is looked at")
 	}
 	for arguments, says := range map[string]string{
-		"--on-exit stay":                      `--on-exit is detach, keep or drain, not "stay"`,
-		"--instance ../x":                     `--instance "../x": a name is`,
-		"--drain-timeout 3s":                  "--drain-timeout is for --on-exit drain; with keep it has no effect",
-		"--log-format xml":                    `--log-format is text or json, not "xml"`,
-		"--on-exit drain --drain-timeout -1s": "leaves no time to drain",
+		"--on-exit stay":                                  `--on-exit is detach, keep or drain, not "stay"`,
+		"--instance ../x":                                 `--instance "../x": a name is`,
+		"--drain-timeout 3s":                              "--drain-timeout is for --on-exit drain; with keep it has no effect",
+		"--log-format xml":                                `--log-format is text or json, not "xml"`,
+		"--on-exit drain --drain-timeout -1s":             "leaves no time to drain",
+		"--direct-return geneve":                          `--direct-return is gue or ipip, not "geneve"`,
+		"--direct-return gue --direct-return-tunnels a/b": "--direct-return gue needs --agents NAMESPACE/NAME: the Service of the agents",
+		"--direct-return ipip --agents a/b":               "--direct-return ipip needs --direct-return-tunnels NAMESPACE/NAME: a ConfigMap",
 	} {
 		var out bytes.Buffer
 		if code := Main(append([]string{"run", "--kubeconfig", "/nobody"}, strings.Fields(arguments)...), &out, &out); code != exitUsage || !strings.Contains(out.String(), says) {
 			t.Errorf("%s: exit code %d and %q, want %d and %q", arguments, code, out.String(), exitUsage, says)
+		}
+	}
+}
+
+// TestClusterOptions: flags and the environment say which agents are followed, and for what.
+func TestClusterOptions(t *testing.T) {
+	for _, c := range []struct{ arguments, environment, want string }{
+		{"", "", "agents= elect=false networks= direct= entries="},
+		{"--agents k/a --load-balancer-networks k/n", "", "agents= elect=false networks= direct= entries="}, // nothing is announced
+		{"--load-balancer-pool 192.0.2.0/24", "", "agents= elect=false networks= direct= entries="},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "", "agents=k/a elect=true networks=k/n direct= entries="},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "LOAD_BALANCER_ELECT=false", "agents= elect=false networks= direct= entries="},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-elect", "LOAD_BALANCER_ELECT=false", "agents=k/a elect=true networks= direct= entries="},
+		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-announce none --agents k/a", "", "agents= elect=false networks= direct= entries="},
+		{"--direct-return gue --agents k/a --direct-return-tunnels k/t", "", "agents=k/a elect=false networks= direct=gue:6080 entries=k/t"},
+		{"", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t"},
+		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-networks k/n --load-balancer-elect=false", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t"},
+	} {
+		t.Run(c.arguments+" "+c.environment, func(t *testing.T) {
+			for _, entry := range strings.Fields(c.environment) {
+				name, value, _ := strings.Cut(entry, "=")
+				t.Setenv(name, value)
+			}
+			var from cluster
+			command := &cobra.Command{}
+			from.flags(command)
+			if err := errors.Join(command.ParseFlags(strings.Fields(c.arguments)), from.check()); err != nil {
+				t.Fatal(err)
+			}
+			o := from.options(nil, nil)
+			if got := fmt.Sprintf("agents=%s elect=%t networks=%s direct=%s entries=%s", o.Agents, o.Elect, o.Networks, o.Direct.Tunnel, o.Direct.Entries); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// TestExplainRefusesHalfASwitch: the commands that look know the switch by the environment of the agent's pod.
+func TestExplainRefusesHalfASwitch(t *testing.T) {
+	t.Setenv("DIRECT_RETURN", "gue")
+	for _, command := range []string{"services", "check", "explain default/web"} {
+		var out bytes.Buffer
+		if code := Main(append(strings.Fields(command), "--kubeconfig", "/nobody"), &out, &out); code != exitUsage || !strings.Contains(out.String(), "--direct-return gue needs --agents") {
+			t.Errorf("%s: exit code %d and %q", command, code, out.String())
 		}
 	}
 }

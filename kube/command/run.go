@@ -18,6 +18,7 @@ import (
 
 	shuntv1 "github.com/shunt-lb/shunt/api/v1"
 	"github.com/shunt-lb/shunt/internal/lb/daemon"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/internal/node"
 	pod "github.com/shunt-lb/shunt/internal/pod/daemon"
 	"github.com/shunt-lb/shunt/internal/start"
@@ -29,14 +30,7 @@ import (
 	"github.com/shunt-lb/shunt/kube/source"
 )
 
-func newRun(errOut io.Writer) *cobra.Command {
-	var flags start.Flags
-	var from cluster
-	agent := agent{probes: newProbes()}
-	c := &cobra.Command{
-		Use:   "run",
-		Short: "Balance the cluster's Services on this node (needs root)",
-		Long: `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
+const runHelp = `Follow the apiserver, and balance the Services of the cluster at the interfaces that the file names,
 beside the file's own services. It is the daemon of ` + "`shunt run`" + ` with another source: its socket, its
 metrics and all commands of shunt are the same. With ` + "`accelerate`" + ` in the file, packets between this node's pods,
 and to those of other nodes, go past the node's stack, too.
@@ -46,8 +40,23 @@ plane of an earlier instance goes on, and later it goes on while the apiserver d
 
 --on-exit says what SIGTERM does, as for ` + "`shunt run`" + `; here the default is keep, so that the next start of
 a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM once the DaemonSet that
---daemonset names is gone: no agent will start after it.`,
-		Args: cobra.NoArgs,
+--daemonset names is gone: no agent will start after it.
+
+With --direct-return, a node sends packets of clients outside unchanged, in tunnels, to a node with a pod of the
+Service, and that node answers the client itself. So pods see the clients' addresses with externalTrafficPolicy
+Cluster, too. The agents tell each other in the ConfigMap of --direct-return-tunnels which tunnels their nodes open.
+A port whose pods are not all on such nodes has NAT, as without the option: ` + "`shunt-kube explain`" + ` says why. An
+agent without --direct-return, but with the ConfigMap, removes its node's entry.`
+
+func newRun(errOut io.Writer) *cobra.Command {
+	var flags start.Flags
+	var from cluster
+	agent := agent{probes: newProbes()}
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Balance the cluster's Services on this node (needs root)",
+		Long:  runHelp,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
 				return errors.New("`shunt-kube run` loads programs into the kernel, which needs root: run it with sudo")
@@ -73,12 +82,19 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			if err != nil {
 				return err
 			}
+			tunnels, err := newOpener(&from, client, flags.Log)
+			if err != nil {
+				return err
+			}
 			events := event.New(client, from.node, event.DefaultPace, flags.Log)
 			var s *source.Source
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
-			s, err = source.New(source.Options{Client: client, Node: from.node, ProxyName: from.proxyName, Moving: agent.moving, Announce: from.announces(), Agents: from.electors(), Networks: from.located(), Placed: networks.Seen, Outside: !from.inside, Log: flags.Log,
-				Balance: from.balance(wake), Look: looker(from.node, flags.Log), Answer: probes.Answer, Tell: events.Show, Grace: agent.grace, Contact: from.contact})
+			options := from.options(client, flags.Log)
+			options.Moving, options.Grace, options.Placed, options.Balance = agent.moving, agent.grace, networks.Seen, from.balance(wake)
+			options.Direct.Seen, options.Direct.Opens = tunnels.Seen, tunnels.Opens
+			options.Look, options.Answer, options.Tell = looker(from.node, flags.Log), probes.Answer, events.Show
+			s, err = source.New(options)
 			if err != nil {
 				return err
 			}
@@ -96,8 +112,10 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 				return err
 			}
 			holder := holder{on: agent.moving, log: flags.Log}
-			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Sources: []daemon.Source{{Name: source.Name, First: s.First, Run: holder.beside(s.Follow)}}})
-			flags.Detached = holder.release
+			encapsulates := func(e model.Encapsulation) { tunnels.encapsulated(e); s.Encapsulates(e) }
+			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Encapsulation: encapsulates,
+				Sources: []daemon.Source{{Name: source.Name, First: s.First, FirstDecapsulation: s.Decapsulation, Run: holder.beside(s.Follow)}}})
+			flags.Detaching, flags.Detached = tunnels.withdraw, holder.release
 			flags.Version = start.BuildVersion()
 			flags.Collectors = append(s.Collectors(), agent.probes)
 			flags.Status = func(st *shuntv1.GetStatusResponse) { st.Cluster = s.Status() }
@@ -106,6 +124,8 @@ a node's agent loses nothing. Ctrl-C (SIGINT) always detaches. So does SIGTERM o
 			told.Go(func() { events.Run(telling) })
 			told.Go(func() { giving(telling) })
 			told.Go(func() { networks.Run(telling) })
+			tunnels.begin(telling)
+			defer tunnels.wait()
 			defer told.Wait()
 			defer stopTelling()
 			holder.take()

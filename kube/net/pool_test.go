@@ -290,7 +290,7 @@ func TestElection(t *testing.T) {
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}, NodeName: &nodes[0]}, {Addresses: []string{"192.0.2.2"}, NodeName: &nodes[1]}},
 	}}
 	e.elects(t, true)
-	b.start("--load-balancer-pool", "10.0.0.200-10.0.0.207", "--load-balancer-agents", "kube-system/shunt-kube")
+	b.start("--load-balancer-pool", "10.0.0.200-10.0.0.207", "--agents", "kube-system/shunt-kube")
 	for i := range e.count {
 		b.service(fmt.Sprintf("w%d", i), balanced)
 	}
@@ -391,7 +391,7 @@ func TestElectionByNetwork(t *testing.T) {
 			return err
 		})
 	}
-	b.start("--load-balancer-pool", "10.7.0.200-10.7.0.207", "--load-balancer-agents", "kube-system/shunt-kube", "--load-balancer-networks", "kube-system/shunt-kube-networks")
+	b.start("--load-balancer-pool", "10.7.0.200-10.7.0.207", "--agents", "kube-system/shunt-kube", "--load-balancer-networks", "kube-system/shunt-kube-networks")
 	for i := range e.count {
 		b.service(fmt.Sprintf("w%d", i), balanced)
 	}

@@ -231,6 +231,16 @@ func TestTunnels(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(others)
+	if err := client.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), "nodes", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Withdraw(t.Context()); err != nil {
+		t.Errorf("the ConfigMap has gone: %v", err)
+	}
+	client.PrependReactor("patch", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no right") })
+	if err := w.Withdraw(t.Context()); err == nil || !strings.Contains(err.Error(), "no right") {
+		t.Errorf("a refusal is %v", err)
+	}
 	if _, err := NewTunnels(Options{Object: "x"}); err == nil || !strings.Contains(err.Error(), "NAMESPACE/NAME") {
 		t.Errorf("an object called x: %v", err)
 	}

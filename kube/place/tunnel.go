@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
@@ -16,6 +18,9 @@ type Tunnel struct {
 
 // tunnelKeyEnd ends the key of a node's entry for tunnels: no node's name has an underscore.
 const tunnelKeyEnd = "_tunnel"
+
+// TunnelKey returns the key of a node's entry for tunnels.
+func TunnelKey(node string) string { return node + tunnelKeyEnd }
 
 // The words of an entry for tunnels: "ipip", or "gue:6080".
 const (
@@ -49,7 +54,7 @@ func parseTunnel(text string) Tunnel {
 
 // NewTunnels returns a Writer of the tunnels that the node opens, which writes nothing yet.
 func NewTunnels(o Options) (*Writer, error) {
-	return newWriter(o, o.Node+tunnelKeyEnd, "the ConfigMap of the nodes' tunnels", words{
+	return newWriter(o, TunnelKey(o.Node), "the ConfigMap of the nodes' tunnels", words{
 		told: "told the agents which tunnels this node opens", fact: "tunnels", none: "none",
 		failed: "cannot tell the agents of other nodes which tunnels this node opens, so Services with endpoints here have NAT, or connections to this node are lost; trying again",
 	})
@@ -72,17 +77,20 @@ func tunnelEntry(t Tunnel) entry {
 }
 
 // Withdraw removes the entry, for an agent that detaches: other nodes then send it no more packets. It is called after
-// Run has ended.
+// Run has ended. Without the ConfigMap there is no entry.
 func (w *Writer) Withdraw(ctx context.Context) error {
 	if w == nil {
 		return nil
 	}
-	return w.write(ctx, tunnelEntry(Tunnel{}))
+	if err := w.write(ctx, tunnelEntry(Tunnel{})); !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 // OwnTunnel returns a node's entry for tunnels; nil: there is none.
 func OwnTunnel(data map[string]string, node string) *string {
-	if text, has := data[node+tunnelKeyEnd]; has {
+	if text, has := data[TunnelKey(node)]; has {
 		return &text
 	}
 	return nil

@@ -31,7 +31,9 @@ func (s *Source) followAgents() error {
 	s.factories = append(s.factories, factory)
 	s.agents = factory.Discovery().V1().EndpointSlices().Informer()
 	s.others = true // even without a slice
-	s.translator.Beside = s.neighbours
+	if s.options.Elect {
+		s.translator.Beside = s.neighbours
+	}
 	changed := func() {
 		s.mutex.Lock()
 		s.others = true
@@ -44,7 +46,7 @@ func (s *Source) followAgents() error {
 	if err := s.hear(s.agents, handler); err != nil {
 		return err
 	}
-	if s.options.Networks != "" {
+	if s.options.Elect && s.options.Networks != "" {
 		if s.networks, err = s.followMap(s.options.Networks, "the ConfigMap of the nodes' networks", handler); err != nil {
 			return err
 		}

@@ -46,7 +46,7 @@ func TestAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := &taker{}
-	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
+	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Elect: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestNetworks(t *testing.T) {
 	var mu sync.Mutex
 	var own []string
 	k := &taker{}
-	options := source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Networks: "kube-system/networks", Log: slog.New(slog.NewTextHandler(k, nil)),
+	options := source.Options{Client: client, Node: "n1", Announce: true, Elect: true, Agents: "kube-system/agents", Networks: "kube-system/networks", Log: slog.New(slog.NewTextHandler(k, nil)),
 		Placed: func(entry *string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -202,7 +202,7 @@ func TestSharedAddress(t *testing.T) {
 	client := fake.NewClientset(node("10.0.0.1"), balanced("a", "10.96.0.1", "192.0.2.1", 80), balanced("b", "10.96.0.2", "192.0.2.1", 81), agents("n1", "n2", "n3"),
 		on("a", "n1", "n2"), on("b", "n2", "n3"))
 	k := &taker{}
-	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
+	s, err := source.New(source.Options{Client: client, Node: "n1", Announce: true, Elect: true, Agents: "kube-system/agents", Log: slog.New(slog.NewTextHandler(k, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

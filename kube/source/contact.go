@@ -41,7 +41,7 @@ type Contact struct {
 }
 
 // followed are the last parts of the paths that are listed and watched.
-var followed = []string{"services", "endpointslices", "nodes"}
+var followed = []string{"services", "endpointslices", "nodes", "configmaps"}
 
 // Wrap is meant for rest.Config.Wrap.
 func (c *Contact) Wrap(next http.RoundTripper) http.RoundTripper { return &listener{c, next} }

@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/kube/place"
 	"github.com/shunt-lb/shunt/kube/translate"
 )
@@ -24,19 +25,17 @@ const awayAfter = 5 * time.Minute
 
 // Direct sets up direct return between nodes: see translate.Translator.Direct.
 type Direct struct {
-	// Tunnel is the kind of tunnels that this node uses and opens. The zero value: none, and the other fields have no meaning.
+	// Tunnel is the kind of tunnels that this node uses and opens. The zero value: none, and the other fields have no meaning. Its port
+	// is used until Encapsulates has been called, and while this node has no entry in the ConfigMap.
 	Tunnel place.Tunnel
 	// Entries is the NAMESPACE/NAME of the ConfigMap in which agents say which tunnels their nodes open; see package place.
 	Entries string
 	// Seen is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil
 	// if there is none. It must not wait. nil: it is not called.
 	Seen func(entry *string)
-	// InForce is called once, when the node has taken over the cluster's services for the first time: it opens tunnels
-	// from then on. It must not wait. nil: it is not called.
-	InForce func()
-	// Senders is called whenever the addresses have changed from which this node accepts tunnels, with all of them,
-	// sorted. It must not wait. nil: it is not called.
-	Senders func([]netip.Addr)
+	// Opens is called with the tunnels that this node opens: when it has taken over the cluster's services for the first time, and
+	// when these tunnels change later. It must not wait. nil: it is not called.
+	Opens func(place.Tunnel)
 	// Away is how long an agent may be away until new connections avoid its node; 0: awayAfter.
 	Away time.Duration
 }
@@ -51,10 +50,11 @@ type peers struct {
 	tunnel place.Tunnel
 	away   time.Duration
 
-	agents   map[string]*peer // of nodes with an agent in the EndpointSlices, or with one there a short time ago
-	entries  map[string]place.Tunnel
-	senders  []netip.Addr
-	informed bool // Senders was called
+	agents     map[string]*peer // of nodes with an agent in the EndpointSlices, or with one there a short time ago
+	entries    map[string]place.Tunnel
+	senders    []netip.Addr // the addresses from which this node accepts tunnels, sorted
+	undeclared bool         // the senders have changed since they were declared
+	opened     place.Tunnel // by Opens
 }
 
 // peer is the agent of a node.
@@ -189,8 +189,11 @@ func (s *Source) followTunnels(handler cache.ResourceEventHandler) (err error) {
 	return err
 }
 
-// checkDirect refuses options that contradict each other.
-func (o *Options) checkDirect() error {
+// checkAgents refuses options that contradict each other.
+func (o *Options) checkAgents() error {
+	if o.Elect && o.Agents == "" {
+		return errors.New("an election needs the Service of the agents")
+	}
 	if o.Direct.Tunnel != (place.Tunnel{}) && o.Agents == "" {
 		return errors.New("direct return between nodes needs the Service of the agents")
 	}
@@ -227,13 +230,67 @@ func (s *Source) listedAgents() map[string]listing {
 	return all
 }
 
+// Encapsulates takes the encapsulation of this node's file: nodes with different ports do not open each other's tunnels. Any
+// goroutine may call it, and it does not wait.
+func (s *Source) Encapsulates(e model.Encapsulation) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.guePort != e.GUEPort {
+		s.guePort, s.others = e.GUEPort, true
+		s.awake()
+	}
+}
+
+// ownTunnel returns the tunnels that this node uses and opens. A command that only looks has no file, and finds the port in the
+// agent's entry.
+func (s *Source) ownTunnel(entries map[string]place.Tunnel) place.Tunnel {
+	tunnel := s.options.Direct.Tunnel
+	if tunnel.Forwarding != model.ForwardingDSRGUE {
+		return tunnel
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.guePort != 0 {
+		tunnel.Port = s.guePort
+	} else if own := entries[s.options.Node]; own.Forwarding == tunnel.Forwarding {
+		tunnel.Port = own.Port
+	}
+	return tunnel
+}
+
+// Decapsulation returns this node's part of direct return between nodes; nil: there is none. It implements daemon.Source's
+// FirstDecapsulation, and is called after First.
+func (s *Source) Decapsulation() *model.Decapsulation {
+	if s.tunnels == nil {
+		return nil
+	}
+	d := &model.Decapsulation{Tunnelled: true, Nodes: slices.Clone(s.peers.senders)}
+	for _, a := range s.peers.senders {
+		d.From = append(d.From, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return d
+}
+
+// open calls Opens if the node opens other tunnels than before. The cluster's services are in force.
+func (s *Source) open() {
+	if s.tunnels == nil || s.peers.opened == s.peers.tunnel {
+		return
+	}
+	s.peers.opened = s.peers.tunnel
+	if s.options.Direct.Opens != nil {
+		s.options.Direct.Opens(s.peers.opened)
+	}
+}
+
 // readPeers returns the Services whose translation depends on agents that have changed.
 func (s *Source) readPeers() (concerned []translate.Key) {
 	if s.tunnels == nil {
 		return nil
 	}
 	now := time.Now()
-	s.peers.note(s.listedAgents(), s.readTunnels(), now)
+	entries := s.readTunnels()
+	s.peers.tunnel = s.ownTunnel(entries)
+	s.peers.note(s.listedAgents(), entries, now)
 	peers, away := s.peers.nodes(now)
 	changed := map[string]bool{}
 	for _, before := range []map[string][]netip.Addr{s.translator.Peers, peers} {
@@ -249,7 +306,9 @@ func (s *Source) readPeers() (concerned []translate.Key) {
 	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
 	s.translator.Peers, s.translator.Away = peers, away
 	s.awayFaults = s.peers.faults(now)
-	s.passSenders()
+	if senders := s.peers.from(); !slices.Equal(senders, s.peers.senders) {
+		s.peers.senders, s.peers.undeclared = senders, true
+	}
 	if len(changed) == 0 {
 		return nil
 	}
@@ -259,16 +318,6 @@ func (s *Source) readPeers() (concerned []translate.Key) {
 		}
 	}
 	return concerned
-}
-
-// passSenders calls Senders if they have changed since the last call.
-func (s *Source) passSenders() {
-	senders := s.peers.from()
-	if s.options.Direct.Senders == nil || s.peers.informed && slices.Equal(senders, s.peers.senders) {
-		return
-	}
-	s.peers.senders, s.peers.informed = senders, true
-	s.options.Direct.Senders(slices.Clone(senders))
 }
 
 // onNodes reports whether a Service is for clients outside and has an endpoint on one of these nodes.

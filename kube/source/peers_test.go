@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/lb/model"
 	"github.com/shunt-lb/shunt/kube/place"
 	"github.com/shunt-lb/shunt/kube/source"
@@ -87,15 +87,14 @@ func nodePort(name, address string, number int32) *corev1.Service {
 
 // heard are the calls of a source.
 type heard struct {
-	mutex   sync.Mutex
-	senders string
-	entry   string
-	inForce int
+	*taker
+	mutex  sync.Mutex
+	entry  string
+	opened []place.Tunnel
 }
 
 func (h *heard) direct(away time.Duration) source.Direct {
 	return source.Direct{Tunnel: gue, Entries: "kube-system/tunnels", Away: away,
-		Senders: func(all []netip.Addr) { h.set(func() { h.senders = fmt.Sprint(all) }) },
 		Seen: func(entry *string) {
 			h.set(func() {
 				if h.entry = "none"; entry != nil {
@@ -103,7 +102,7 @@ func (h *heard) direct(away time.Duration) source.Direct {
 				}
 			})
 		},
-		InForce: func() { h.set(func() { h.inForce++ }) },
+		Opens: func(tunnel place.Tunnel) { h.set(func() { h.opened = append(h.opened, tunnel) }) },
 	}
 }
 
@@ -116,10 +115,17 @@ func (h *heard) set(do func()) {
 func (h *heard) awaits(t *testing.T, senders, entry string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		h.taker.mutex.Lock()
+		tells := h.tells
+		h.taker.mutex.Unlock()
 		h.mutex.Lock()
-		now := fmt.Sprintf("senders %s, own entry %s, in force %d", h.senders, h.entry, h.inForce)
+		now := fmt.Sprintf("it takes tunnels: %s, own entry %s, opened %v", tells, h.entry, h.opened)
 		h.mutex.Unlock()
-		if want := fmt.Sprintf("senders %s, own entry %s, in force 1", senders, entry); now == want {
+		from := strings.ReplaceAll(strings.ReplaceAll(senders, " ", "/32 "), "]", "/32]")
+		if senders == "[]" {
+			from = senders
+		}
+		if want := fmt.Sprintf("it takes tunnels: true from %s at %s, own entry %s, opened [gue:6080]", from, senders, entry); now == want {
 			return
 		} else if time.Now().After(end) {
 			t.Fatalf("it is %q, want %q", now, want)
@@ -138,6 +144,7 @@ func follow(t *testing.T, options source.Options, k *taker) *source.Source {
 	if err := s.Open(ctx); err != nil {
 		t.Fatal(err)
 	}
+	s.Encapsulates(model.Encapsulation{GUEPort: 6080})
 	var ended sync.WaitGroup
 	ended.Go(func() { s.Follow(ctx, k.declare) })
 	t.Cleanup(func() { cancel(); ended.Wait() })
@@ -151,9 +158,10 @@ func TestDirect(t *testing.T) {
 	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), nodePort("other", "10.96.0.2", 30081), onNodes("web", "n1", "n2"), onNodes("other", "n3"),
 		agents("n1 not", "n2", "n3"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "ipip"}))
 	k, h := &taker{}, &heard{}
+	h.taker = k
 	follow(t, source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Hour), Log: slog.New(slog.NewTextHandler(k, nil))}, k)
-	const direct, here = "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.0.2*1", "@here nat-destination 10.244.1.5*1"
-	k.becomes(t, "at first", map[string]string{"web": direct + ", " + here, "other": "nat 10.244.3.5*1"})
+	const direct, here, none = "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.0.2*1", "@here nat-destination 10.244.1.5*1", ", @here nat-destination"
+	k.becomes(t, "at first", map[string]string{"web": direct + ", " + here, "other": "nat 10.244.3.5*1" + none})
 	h.awaits(t, "[10.0.0.2 10.0.0.3]", "none")
 
 	setAgents := func(slice *discoveryv1.EndpointSlice) {
@@ -171,7 +179,7 @@ func TestDirect(t *testing.T) {
 	calls := func() int {
 		k.mutex.Lock()
 		defer k.mutex.Unlock()
-		return k.calls
+		return k.moves
 	}
 	before := calls()
 	marked := func(mark string, nodes ...string) *discoveryv1.EndpointSlice { // the mark shows when the agents are known
@@ -198,12 +206,12 @@ func TestDirect(t *testing.T) {
 	moved := agents("n1", "n2", "n3")
 	moved.Endpoints[1].Addresses = []string{"10.0.9.2"}
 	setAgents(moved)
-	k.becomes(t, "a node gets another address", map[string]string{"web": "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.9.2*1, " + here, "other": "nat 10.244.3.5*1"})
+	k.becomes(t, "a node gets another address", map[string]string{"web": "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.9.2*1, " + here, "other": "nat 10.244.3.5*1" + none})
 	h.awaits(t, "[10.0.0.3 10.0.0.56 10.0.9.2]", "gue:1")
 	setTunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"})
-	k.becomes(t, "another node changes its tunnels", map[string]string{"other": "@direct dsr-gue n3=10.0.0.3*1"})
+	k.becomes(t, "another node changes its tunnels", map[string]string{"other": "@direct dsr-gue n3=10.0.0.3*1" + none})
 	setTunnels(map[string]string{"n3_tunnel": "gue:6080"})
-	k.becomes(t, "an agent that is ready opens none any more", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here, "other": "@direct dsr-gue n3=10.0.0.3*1"})
+	k.becomes(t, "an agent that is ready opens none any more", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here, "other": "@direct dsr-gue n3=10.0.0.3*1" + none})
 	setAgents(marked("10.0.0.56", "n1", "n2 not", "n3"))
 	h.awaits(t, "[10.0.0.2 10.0.0.3 10.0.0.56]", "none")
 	round(map[string]string{"n3_tunnel": "gue:6080"}, "[10.0.0.2 10.0.0.3 10.0.0.56]", "gue:2")
@@ -230,6 +238,7 @@ func TestDirectAway(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))
 	k, h := &taker{}, &heard{}
+	h.taker = k
 	s := follow(t, source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Millisecond), Log: slog.New(slog.NewTextHandler(k, nil))}, k)
 	faults := func(want string) {
 		t.Helper()
@@ -272,6 +281,7 @@ func TestDirectAway(t *testing.T) {
 func TestDirectReusedAddress(t *testing.T) {
 	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2", "n3"), agents("n1", "n2"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"}))
 	k, h := &taker{}, &heard{}
+	h.taker = k
 	follow(t, source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Hour), Log: slog.New(slog.NewTextHandler(k, nil))}, k)
 	const here = ", @here nat-destination 10.244.1.5*1"
 	k.becomes(t, "at first", map[string]string{"web": "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.0.2*1" + here})
@@ -279,6 +289,65 @@ func TestDirectReusedAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.becomes(t, "a machine replaces another", map[string]string{"web": "@direct dsr-gue n1=10.0.0.1*1 n3=10.0.0.2*1" + here})
+}
+
+// TestDirectPort: a node opens GUE at the port of its file, and sends to nodes with this port alone. A command that looks
+// takes the port from the agent's entry.
+func TestDirectPort(t *testing.T) {
+	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1", "n2"), tunnels(map[string]string{"n1_tunnel": "gue:7000", "n2_tunnel": "gue:7000"}))
+	k, h := &taker{}, &heard{}
+	options := source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Hour), Log: slog.New(slog.NewTextHandler(k, nil))}
+	const direct, here = "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.0.2*1", "@here nat-destination 10.244.1.5*1"
+	looks, err := source.New(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := looks.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := &taker{}
+	services, _ := looks.Current()
+	if err := first.declare(daemon.Change{Whole: true, Declare: services}); err != nil {
+		t.Fatal(err)
+	}
+	first.becomes(t, "a command looks", map[string]string{"web": direct + ", " + here})
+	if d := looks.Decapsulation(); d == nil || !d.Tunnelled || fmt.Sprint(d.From, d.Nodes) != "[10.0.0.2/32] [10.0.0.2]" {
+		t.Errorf("the node's part is %v", d)
+	}
+	opened := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			h.mutex.Lock()
+			now := fmt.Sprint(h.opened)
+			h.mutex.Unlock()
+			if now == want {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("the node opens %s, want %s", now, want)
+			}
+		}
+	}
+	s := follow(t, options, k)
+	k.becomes(t, "the file has port 6080", map[string]string{"web": "nat 10.244.1.5*1 10.244.2.5*1, " + here})
+	opened("[gue:6080]")
+	s.Encapsulates(model.Encapsulation{GUEPort: 7000})
+	k.becomes(t, "the file has port 7000", map[string]string{"web": direct + ", " + here})
+	opened("[gue:6080 gue:7000]")
+}
+
+// TestNoDirect: without the switch, the node has no part in direct return.
+func TestNoDirect(t *testing.T) {
+	k := &taker{}
+	s := follow(t, source.Options{Client: fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1")), Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))}, k)
+	k.becomes(t, "at first", map[string]string{"web": "nat 10.244.1.5*1"})
+	if d := s.Decapsulation(); d != nil {
+		t.Errorf("the node's part is %v", d)
+	}
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	if k.tells != "" {
+		t.Errorf("it declares %s", k.tells)
+	}
 }
 
 // TestDirectOptions: direct return needs to know the agents, and the ConfigMap.

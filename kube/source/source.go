@@ -66,10 +66,11 @@ type Options struct {
 	Outside bool
 	// Announce: see translate.Translator.
 	Announce bool
-	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. One ready agent, or this one, announces an
-	// address. Empty: they are not known, and each agent asks for all addresses.
+	// Agents is the NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes. Empty: they are not known.
 	Agents string
-	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes; see package place. Empty: each agent's node counts as a node in all networks.
+	// Elect has one ready agent, or this one, announce each address; it needs Agents. false: each agent asks for all addresses.
+	Elect bool
+	// Networks is the NAMESPACE/NAME of the ConfigMap with the networks of nodes, for Elect; see package place. Empty: each agent's node counts as a node in all networks.
 	Networks string
 	// Placed is called with this node's entry in the ConfigMap whenever the ConfigMap may have changed; the entry is nil if there is none. It must not wait. nil: it is
 	// not called.
@@ -116,7 +117,8 @@ type Source struct {
 	mutex    sync.Mutex
 	dirty    map[translate.Key]dirt
 	all      bool        // every Service is dirty, because the node has changed
-	others   bool        // the agents have changed
+	others   bool        // the agents have changed, or this node's port for tunnels
+	guePort  uint16      // of this node's file; 0: not known
 	triggers []time.Time // of the changes of endpoints in dirty
 	wake     chan struct{}
 
@@ -151,7 +153,7 @@ func New(o Options) (*Source, error) {
 		translator: translate.Translator{Node: translate.Node{Name: o.Node}, ProxyName: o.ProxyName, Moving: o.Moving, Announce: o.Announce, Outside: o.Outside, Direct: o.Direct.Tunnel.Forwarding},
 		peers:      newPeers(o.Node, o.Direct),
 	}
-	if err := o.checkDirect(); err != nil {
+	if err := o.checkAgents(); err != nil {
 		return nil, err
 	}
 	factory := func(tweak func(*metav1.ListOptions)) informers.SharedInformerFactory {
@@ -308,11 +310,11 @@ func (s *Source) Follow(ctx context.Context, declare func(daemon.Change) error) 
 				if !inStep {
 					inStep = true
 					s.options.Log.Info("in step with the cluster", "services", s.set.Len(), "node", s.options.Node)
-					if s.options.Direct.InForce != nil {
-						s.options.Direct.InForce()
-					}
 				}
 			}
+		}
+		if inStep {
+			s.open()
 		}
 		s.answer()
 		s.balance()
@@ -350,9 +352,13 @@ func (s *Source) declare(declare func(daemon.Change) error, all bool) (left bool
 		} else {
 			change.Declare, change.Withdraw = s.set.Pending()
 		}
+		if all || s.peers.undeclared {
+			change.Decapsulation = s.Decapsulation()
+		}
 		err := declare(change)
 		if err == nil {
 			s.set.Settled()
+			s.peers.undeclared = false
 		}
 		var conflict *state.ConflictError
 		if !errors.As(err, &conflict) {
@@ -438,7 +444,7 @@ func (s *Source) work() (changed bool) {
 			dirty[key] = true
 		}
 	}
-	if others && s.readAgents() {
+	if others && s.options.Elect && s.readAgents() {
 		for key := range s.outer.services {
 			dirty[key] = true
 		}
@@ -447,13 +453,14 @@ func (s *Source) work() (changed bool) {
 		for _, key := range s.readPeers() {
 			dirty[key] = true
 		}
+		changed = s.peers.undeclared
 	}
 	if !s.nodeKnown {
 		s.nodeFaults = []translate.Fault{{Code: translate.NodeAddressMissing, Object: "Node " + s.options.Node,
 			Text:   "the cluster has no such node: node ports and local traffic policies have no endpoint here",
 			Remedy: "give --node-name the name that `kubectl get nodes` shows"}}
 	}
-	if s.agents != nil {
+	if s.options.Elect {
 		s.addNeighbours(dirty)
 	}
 	for key := range dirty {

@@ -53,6 +53,8 @@ func node(address string) *corev1.Node {
 type taker struct {
 	mutex  sync.Mutex
 	calls  int
+	moves  int    // calls with services
+	tells  string // the node's part of direct return between nodes
 	has    map[string]model.Service
 	now    string
 	refuse func([]model.Service) error
@@ -69,6 +71,9 @@ func (k *taker) declare(change daemon.Change) error {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
 	k.calls++
+	if len(change.Declare)+len(change.Withdraw) > 0 {
+		k.moves++
+	}
 	if k.refuse != nil {
 		if err := k.refuse(change.Declare); err != nil {
 			return err
@@ -76,6 +81,9 @@ func (k *taker) declare(change daemon.Change) error {
 	}
 	if change.Whole != (k.has == nil) {
 		return fmt.Errorf("all is declared: %v, in call %d", change.Whole, k.calls)
+	}
+	if d := change.Decapsulation; d != nil {
+		k.tells = fmt.Sprintf("%t from %v at %v", d.Tunnelled, d.From, d.Nodes)
 	}
 	if change.Whole {
 		k.has = map[string]model.Service{}

@@ -174,12 +174,13 @@ func (v variant) halves() []variant {
 func (v variant) nodes() []model.Backend { return v.level.nodes[v.frontends[0].Address.Is4()] }
 
 // here returns the second level of a variant: its frontends for packets out of tunnels, with this node's endpoints.
-// Node ports are at any address, because other nodes have others. It has no frontends if this node has no endpoint, or
-// one with its own address: then no node sends packets.
+// Node ports are at any address, because other nodes have others. Without endpoints here it refuses packets that another
+// node sends because it does not know that yet; a packet for an address and port that had no service of level 2 could
+// meet another Service's node port at any address. It has no frontends if this node has an endpoint with its own
+// address: then no node sends packets.
 func (s *translation) here(v variant, suffix string, endpoints []endpoint, nodePorts []model.Frontend) variant {
 	second := variant{suffix: suffix, local: true, here: true, allow: v.allow, deny: v.deny}
-	if !slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.local }) ||
-		slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.local && s.t.hasNodeAddress(e) }) {
+	if slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.local && s.t.hasNodeAddress(e) }) {
 		return second
 	}
 	for _, f := range v.frontends {

@@ -99,6 +99,7 @@ web@here nat-destination rejects at tcp-tunnelled/0.0.0.0:30080 -> 10.244.1.5:80
 	{name: "addresses are exact in the second level, which a node without endpoints has not", objects: aBalancer + slice + on2, with: func(t *translate.Translator) { t.Direct = model.ForwardingDSRIPIP }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/10.0.0.1:30080 tcp-inside/127.0.0.1:30080 tcp-inside/192.0.2.7:80 -> 10.244.2.5:8080*1
 web@direct dsr-ipip rejects inside tunnelled at tcp/10.0.0.1:30080 tcp/127.0.0.1:30080 tcp/192.0.2.7:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at tcp-tunnelled/0.0.0.0:30080 tcp-tunnelled/192.0.2.7:80 ->
 `},
 	{name: "without tunnels, nothing of it", objects: aBalancer + slice + on1 + on2, with: func(t *translate.Translator) { t.Direct = model.ForwardingNAT }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/10.0.0.1:30080 tcp/127.0.0.1:30080 tcp/192.0.2.7:80 -> 10.244.1.5:8080*1 10.244.2.5:8080*1
@@ -109,6 +110,7 @@ web nat rejects at tcp/10.96.0.10:80 -> 10.244.1.5:8080*1 10.244.9.5:8080*1
 	{name: "no endpoint anywhere", objects: inExternal, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 ->
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 ->
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "an endpoint on a node without tunnels: NAT, and the second level is there for nodes that know better", objects: inExternal + slice + on1 + on9, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/192.0.2.1:80 -> 10.244.1.5:8080*1 10.244.9.5:8080*1
@@ -120,6 +122,7 @@ web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:808
 `, nat: "endpoint 10.244.9.5:8080 is on node n9, whose agent takes no packets out of tunnels of this kind"},
 	{name: "an endpoint on no node", objects: inExternal + slice + "- {addresses: [198.51.100.1]}\n", want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/192.0.2.1:80 -> 198.51.100.1:8080*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `, nat: "endpoint 198.51.100.1:8080 is on no node"},
 	{name: "an endpoint with another node's own address", objects: inExternal + slice + on1 + "- {addresses: [10.0.0.2], nodeName: n2}\n", want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/192.0.2.1:80 -> 10.0.0.2:8080*1 10.244.1.5:8080*1
@@ -136,7 +139,7 @@ web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:808
 	{name: "endpoints that end take connections if none is ready; the other nodes' could, so this node refuses none", objects: inExternal + slice + but(on1, isGone) + but(on2, isParting) + but(on3, isGone), want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.1.5:8080*0 10.244.2.5:8080*1 10.244.3.5:8080*0
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n1=10.0.0.1*0 n2=10.0.0.2*1 n3=10.0.0.3*0
-web@here nat-destination at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:8080*0
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:8080*0
 `},
 	{name: "UDP leaves endpoints that serve no more, and so nodes that have no other", objects: strings.Replace(inExternal, "port: 80", "port: 80, protocol: UDP", 1) + strings.Replace(slice, "TCP", "UDP", 1) + on1 + but(on2, isGone) + but(on3, isParting), want: `
 web nat rejects at udp/10.96.0.10:80 udp-inside/192.0.2.1:80 -> 10.244.1.5:8080*1 10.244.3.5:8080*0
@@ -151,6 +154,7 @@ web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:808
 	{name: "pods that are not ready are published as ready", objects: in(inExternal, "publishNotReadyAddresses: true") + slice + but(on2, ", conditions: {ready: true, serving: false, terminating: true}}\n"), want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "internal traffic stays on the node, and clients in the cluster reach all endpoints at external addresses", objects: in(inExternal, "internalTrafficPolicy: Local") + slice + on1 + on2, want: `
 web nat-destination rejects at tcp/10.96.0.10:80 -> 10.244.1.5:8080*1
@@ -161,6 +165,7 @@ web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 -> 10.244.1.5:808
 	{name: "internal traffic stays on the node, and external traffic has NAT as before", objects: in(inExternal, "internalTrafficPolicy: Local") + slice + on9, want: `
 web nat-destination at tcp/10.96.0.10:80 ->
 web@external nat rejects at tcp/192.0.2.1:80 -> 10.244.9.5:8080*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `, nat: "endpoint 10.244.9.5:8080 is on node n9, whose agent takes no packets out of tunnels of this kind"},
 	{name: "external traffic that stays on the node needs no tunnel", objects: in(inExternal, "externalTrafficPolicy: Local") + slice + on1 + on2, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.1.5:8080*1 10.244.2.5:8080*1
@@ -206,9 +211,11 @@ web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 tcp-tunnelled/[20
 web nat rejects at tcp/10.96.0.10:80 tcp/[fd00:96::10]:80 tcp-inside/192.0.2.1:80 tcp-inside/[2001:db8::1]:80 -> 10.244.2.5:8080*1 [fd00:244:2::5]:8080*1 [fd00:244:3::5]:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
 web@direct-ipv6 dsr-gue rejects inside tunnelled at tcp/[2001:db8::1]:80 -> n2=10.0.0.2*1 n3=10.0.0.3*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 tcp-tunnelled/[2001:db8::1]:80 ->
 `},
 	{name: "no family that all nodes have", objects: inExternal + slice + on3 + on9, with: func(t *translate.Translator) { t.Peers["n9"] = addresses("fd00::9") }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/192.0.2.1:80 -> 10.244.3.5:8080*1 10.244.9.5:8080*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `, nat: "the nodes with its endpoints have no addresses of one family"},
 	{name: "node ports of two families", objects: "spec: {type: NodePort, clusterIPs: [10.96.0.10, 'fd00:96::10'], ports: [{port: 80, nodePort: 30080}]}" + slice + on1, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/[fd00:96::10]:80 tcp-inside/10.0.0.1:30080 tcp-inside/[fd00::1]:30080 tcp-inside/127.0.0.1:30080 tcp-inside/[::1]:30080 -> 10.244.1.5:8080*1
@@ -219,31 +226,38 @@ web@here nat-destination rejects at tcp-tunnelled/0.0.0.0:30080 tcp-tunnelled/[:
 	{name: "a node that has been away for long keeps its connections", objects: inExternal + slice + on2 + on3, with: func(t *translate.Translator) { t.Away = map[string]bool{"n3": true} }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1 n3=10.0.0.3*0
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "it keeps none of UDP", objects: strings.Replace(inExternal, "port: 80", "port: 80, protocol: UDP", 1) + strings.Replace(slice, "TCP", "UDP", 1) + on2 + on3, with: func(t *translate.Translator) { t.Away = map[string]bool{"n3": true} }, want: `
 web nat rejects at udp/10.96.0.10:80 udp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at udp/192.0.2.1:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at udp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "its addresses do not decide the family of the others", objects: inExternal + slice + on2 + on3, with: func(t *translate.Translator) {
 		t.Away, t.Peers["n3"] = map[string]bool{"n3": true}, addresses("fd00::3")
 	}, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.3.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "a node that has never been ready gets none", objects: inExternal + slice + on2 + on9, with: func(t *translate.Translator) { t.Away = map[string]bool{"n9": true} }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*1 10.244.9.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "all endpoints that take connections are on nodes that are away", objects: inExternal + slice + but(on2, isGone) + but(on3, isParting), with: func(t *translate.Translator) { t.Away = map[string]bool{"n3": true} }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp/192.0.2.1:80 -> 10.244.2.5:8080*0 10.244.3.5:8080*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `, nat: "endpoint 10.244.3.5:8080 is on node n3, whose agent is not ready, and no endpoint on another node takes connections"},
 	{name: "the endpoints of a node that is away have ended", objects: inExternal + slice + but(on3, isGone), with: func(t *translate.Translator) { t.Away = map[string]bool{"n3": true} }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.3.5:8080*0
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n3=10.0.0.3*0
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "two names of one machine", objects: inExternal + slice + but(on2, isGone) + on9, with: func(t *translate.Translator) { t.Peers["n9"] = addresses("10.0.0.2") }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.2.5:8080*0 10.244.9.5:8080*1
 web@direct dsr-gue rejects inside tunnelled at tcp/192.0.2.1:80 -> n2=10.0.0.2*1
+web@here nat-destination rejects at tcp-tunnelled/192.0.2.1:80 ->
 `},
 	{name: "this node has the address by which others know it", objects: inExternal + slice + on1, with: func(t *translate.Translator) { t.Peers["n1"] = addresses("10.0.5.1") }, want: `
 web nat rejects at tcp/10.96.0.10:80 tcp-inside/192.0.2.1:80 -> 10.244.1.5:8080*1
@@ -267,6 +281,11 @@ func TestDirect(t *testing.T) {
 			var nat string
 			for _, p := range translator.Explain(service, slices).Ports {
 				nat += p.NAT
+				for _, v := range p.Variants {
+					if strings.HasSuffix(v.Name, "here") && len(v.Backends) == 0 {
+						t.Errorf("it explains %s, which only refuses packets", v.Name)
+					}
+				}
 			}
 			if nat != c.nat {
 				t.Errorf("the reason for NAT is %q, want %q", nat, c.nat)

@@ -59,6 +59,9 @@ func (t *Translator) Explain(service *corev1.Service, endpointSlices []*discover
 		s.port(port, endpointSlices)
 		explained := PortExplanation{Name: port.Name, Port: port.Port, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP)}
 		for _, served := range s.services[before:] {
+			if served.Frontends[0].Protocol&model.Tunnelled != 0 && len(served.Backends) == 0 {
+				continue // it only refuses packets that come too late
+			}
 			v := VariantExplanation{Service: served}
 			for _, endpoint := range s.endpoints(port, endpointSlices) {
 				switch {

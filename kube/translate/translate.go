@@ -375,7 +375,8 @@ func (s *translation) serviceOf(name string, v variant, endpoints []endpoint, pr
 		AffinityTimeout: s.sticky, AllowFrom: v.allow, DenyFrom: v.deny,
 		// Without any endpoint clients are refused at once. With an endpoint on another node they are
 		// not: a balancer in front sends them there as soon as it has noticed, and a refusal would be final.
-		Policy: model.Policy{Rejects: !elsewhere, Inside: v.inside, PassesBegun: s.t.Moving && !v.here},
+		// Level 2 refuses as level 1 does: its connections without an endpoint here have lost theirs.
+		Policy: model.Policy{Rejects: !elsewhere || v.here, Inside: v.inside, PassesBegun: s.t.Moving && !v.here},
 	}
 	if s.sticky > 0 { // after its time a client counts as a new one, as in kube-proxy: its address alone would always choose the same pod
 		service.Tracking, service.Policy.Draws = model.TrackingAlways, true

@@ -15,9 +15,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// defaultGUEPort is IANA's for GUE (Service Name and Transport Protocol Port Number Registry).
-const defaultGUEPort = 6080
-
 // decapOptions are set by the command line.
 type decapOptions struct {
 	iface, attach     string
@@ -74,7 +71,7 @@ For dsr-l2, which does not encapsulate packets, use --attach none, and leave --f
 	f.StringVar(&o.iface, "interface", "", "interface where the balancer's packets arrive")
 	f.StringSliceVar(&o.vips, "vip", nil, "address of a service; repeat the flag, or separate addresses with commas")
 	f.StringSliceVar(&o.from, "from", nil, "permitted sender of tunnels: a balancer's address, or a prefix; repeat the flag, or separate with commas")
-	f.Uint16Var(&o.guePort, "gue-port", defaultGUEPort, "UDP port of GUE; 0: none")
+	f.Uint16Var(&o.guePort, "gue-port", model.DefaultGUEPort, "UDP port of GUE; 0: none")
 	f.StringVar(&o.attach, "attach", "auto", "how to attach: auto, native, generic, or none (for dsr-l2); tc is not supported yet")
 	f.DurationVar(&o.interval, "interval", 10*time.Second, "time between two reports of counters that have changed")
 	cli.OutputFlag(c, &o.output)

@@ -65,7 +65,7 @@ this machine, and whether clients receive the machine's answers.`,
 	c.Flags().StringSliceVar(&vips, "vip", nil, "address of a service; repeat the flag, or separate addresses with commas")
 	c.Flags().StringVar(&iface, "interface", "", "interface where the balancer's packets arrive (default: the interface of the default route)")
 	c.Flags().StringVar(&forwarding, "forwarding", "", "forwarding of the service: dsr-l2, dsr-ipip or dsr-gue; without it, encapsulation is examined only if this machine decapsulates")
-	c.Flags().Uint16Var(&guePort, "gue-port", defaultGUEPort, "UDP port of GUE")
+	c.Flags().Uint16Var(&guePort, "gue-port", model.DefaultGUEPort, "UDP port of GUE")
 	cli.OutputFlag(c, &output)
 	return c
 }

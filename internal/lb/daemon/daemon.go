@@ -43,6 +43,9 @@ type Options struct {
 	// Networks is called with the networks of the file's interfaces, at the start and whenever they have changed. It must not wait. nil: it is
 	// not called.
 	Networks func([]netip.Prefix)
+	// Encapsulation is called with the file's encapsulation: at the start, before First of any source, and whenever it has changed. It
+	// must not wait. nil: it is not called.
+	Encapsulation func(model.Encapsulation)
 	// Through wraps the data plane for the reconciler, to count its writes or to make them fail; nil: no
 	// wrapper.
 	Through func(reconcile.Maps) reconcile.Maps
@@ -148,6 +151,8 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 		return err
 	}
 	p.announcer.tell = opts.Networks
+	p.encapsulates = opts.Encapsulation
+	p.tellEncapsulation(config.Encapsulation)
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
 	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)

@@ -30,6 +30,9 @@ type plane struct {
 	interfaces *interfaces
 	routes     *route.Routes
 	announcer  *announcements
+
+	encapsulates  func(model.Encapsulation) // see Options.Encapsulation; may be nil
+	encapsulation model.Encapsulation       // the last one for encapsulates
 }
 
 // open loads the data plane, or adopts the data plane of a predecessor. want asks for the configuration to be
@@ -67,10 +70,19 @@ func (p *plane) set(machine model.Node, ports value.PortRange) error {
 		return err
 	}
 	p.datapath.SetEncapsulation(machine.Encapsulation)
+	p.tellEncapsulation(machine.Encapsulation)
 	if err := p.datapath.StampProbes(machine.StampProbes); err != nil {
 		return err
 	}
 	return p.sockets.follow(machine.Sockets)
+}
+
+// tellEncapsulation calls encapsulates if the encapsulation is not the last one.
+func (p *plane) tellEncapsulation(e model.Encapsulation) {
+	if p.encapsulates != nil && e != p.encapsulation {
+		p.encapsulation = e
+		p.encapsulates(e)
+	}
 }
 
 // followServer makes this machine a backend of the services that name it. turned reports whether it has become

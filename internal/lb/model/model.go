@@ -263,6 +263,9 @@ type Limits struct {
 	Filters    uint32 // prefixes of Service.AllowFrom and DenyFrom, of all services together
 }
 
+// DefaultGUEPort is IANA's for GUE (Service Name and Transport Protocol Port Number Registry).
+const DefaultGUEPort = 6080
+
 // Encapsulation configures the outer headers of dsr-ipip and dsr-gue.
 type Encapsulation struct {
 	// Sources4 and Sources6 are the outer source addresses: one address, or a prefix whose host bits vary
