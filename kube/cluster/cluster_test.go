@@ -68,6 +68,17 @@ func ok(t *testing.T, err error) {
 func newTest(t *testing.T, o Options) *test {
 	t.Helper()
 	begin := time.Now()
+	s := bringUp(t, o)
+	ok(t, s.Install(within(t), nil))
+	s.serve(t)
+	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
+	return s
+}
+
+// bringUp brings a cluster up. At the end of the test nothing may be left.
+func bringUp(t *testing.T, o Options) *test {
+	t.Helper()
+	begin := time.Now()
 	c := must(Up(t.Context(), o))(t)
 	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
 	t.Cleanup(func() {
@@ -83,15 +94,17 @@ func newTest(t *testing.T, o Options) *test {
 			t.Errorf("left: %v", left)
 		}
 	})
-	s := &test{Cluster: c, T: t}
-	ok(t, c.Install(within(t), nil))
-	s.pods = must(c.Serve(within(t), "web", false))(t)
-	s.hosts = must(c.Serve(within(t), "host", true))(t)
+	return &test{Cluster: c, T: t}
+}
+
+// serve starts the servers, and waits for them and for the agents.
+func (s *test) serve(t *testing.T) {
+	t.Helper()
+	s.pods = must(s.Serve(within(t), "web", false))(t)
+	s.hosts = must(s.Serve(within(t), "host", true))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	ok(t, c.AwaitAgents(ctx))
-	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
-	return s
+	ok(t, s.AwaitAgents(ctx))
 }
 
 // TestCluster brings one cluster up for all.
@@ -356,6 +369,7 @@ func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
 func (s *test) command(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	command := s.Nodes[0].Command(within(t), filepath.Join(s.options.Programs, "shunt-kube"), append(args, "--kubeconfig", s.Kubeconfig(), "--node-name", "n1")...)
+	command.Env = append(command.Environ(), s.agentVariables(t)...)
 	output, err := command.CombinedOutput()
 	var ended *exec.ExitError
 	if err != nil && !errors.As(err, &ended) {
@@ -363,6 +377,18 @@ func (s *test) command(t *testing.T, args ...string) (string, int) {
 	}
 	t.Logf("shunt-kube %s\n%s", strings.Join(args, " "), output)
 	return string(output), command.ProcessState.ExitCode()
+}
+
+// agentVariables is the environment that the chart gives an agent, and so what `kubectl exec` runs in its pod.
+func (s *test) agentVariables(t *testing.T) (all []string) {
+	t.Helper()
+	set := must(s.Client.AppsV1().DaemonSets(Namespace).Get(within(t), Release, metav1.GetOptions{}))(t)
+	for _, v := range set.Spec.Template.Spec.Containers[0].Env {
+		if v.ValueFrom == nil {
+			all = append(all, v.Name+"="+v.Value)
+		}
+	}
+	return all
 }
 
 func (s *test) explains(t *testing.T, local *corev1.Service) {
