@@ -356,8 +356,11 @@ static __always_inline enum verdict address_stage(struct frame_ctx *ctx, struct 
 			service_index = service_find(p, flags, epoch);
 	}
 	if ((features & FEATURE_DIRECT) && (flags & ADDRESS_DIRECT) &&
-	    service_index != SERVICE_NONE)
+	    service_index != SERVICE_NONE) {
+		if (ctx_is_tc() && (features & FEATURE_TUNNELLED))
+			service_index = inside_find(p, service_index);
 		verdict = direct_stage(ctx, p, settings, service_index);
+	}
 	if (ctx_is_tc() && is_tunnelled(p, verdict))
 		verdict = tunnelled_go_on(p, &service_index);
 translate:

@@ -29,8 +29,8 @@ static __always_inline int is_tunnelled(const struct packet *p, enum verdict ver
 	return verdict == VERDICT_HOST && p->egress == INTERFACE_ANY;
 }
 
-/* The service that a frontend of level 2 names, or SERVICE_NONE. */
-static __always_inline __u32 tunnelled_at(const struct frontend_key *key)
+/* The service that a frontend beside an ordinary one names, or SERVICE_NONE. */
+static __always_inline __u32 frontend_at(const struct frontend_key *key)
 {
 	struct frontend *found = bpf_map_lookup_elem(&sh_frontends, key);
 	__u32 check;
@@ -63,13 +63,13 @@ __stage __u32 tunnelled_find(const struct packet *p)
 	if (known && known_is(known, &key.address, key.port, key.protocol, epoch))
 		return known->service_index;
 	exact = key;
-	index = tunnelled_at(&key);
+	index = frontend_at(&key);
 	if (index == SERVICE_NONE) {
 		key.address.high = 0;
 		key.address.low = 0;
 		if (p->family == FAMILY_IP4)
 			key.address = addr_from_ip4(0);
-		index = tunnelled_at(&key);
+		index = frontend_at(&key);
 	}
 	if (index != SERVICE_NONE && known) {
 		known->key = exact;
@@ -78,6 +78,28 @@ __stage __u32 tunnelled_find(const struct packet *p)
 		known->service_index = index;
 	}
 	return index;
+}
+
+/*
+ * The index of the service that a client behind an interface at tc has in place of this one. Such clients are
+ * pods of this node: decapsulation needs XDP, so no way to clients outside is at tc alone. For level 1 it is the
+ * service for clients in the cluster, with NAT: the answer of another node would come from an address that may be
+ * this node's own, which the stack takes for forged.
+ */
+__stage __u32 inside_find(const struct packet *p, __u32 service_index)
+{
+	struct service *service = bpf_map_lookup_elem(&sh_services, &service_index);
+	struct frontend_key key = {};
+	__u32 index;
+
+	if (!p || !service || !(service->flags & SERVICE_TUNNELLED) ||
+	    !(service->flags & SERVICE_INSIDE))
+		return service_index;
+	key.address = p->key.destination;
+	key.port = p->key.destination_port;
+	key.protocol = p->key.protocol | FRONTEND_INSIDE;
+	index = frontend_at(&key);
+	return index == SERVICE_NONE ? service_index : index;
 }
 
 /* Goes on with *service_index, a service of level 2. */

@@ -99,13 +99,7 @@ func newNode(t *testing.T, names ...string) *bed {
 // build is newBed in another network. pods, unless it is nil, makes the node's pods, in place of the backends.
 func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	t.Helper()
-	binary := os.Getenv("SHUNT_KUBE")
-	if binary == "" {
-		t.Skip("SHUNT_KUBE is not set: `make test-kube` builds the control plane and runs this")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces and BPF need root: run the tests with sudo")
-	}
+	binary := needsPlane(t)
 	topology, err := lab.Build(within(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -117,28 +111,57 @@ func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	}
 	b.cgroup = newCgroup(t, b.instance)
 	t.Cleanup(b.close)
+	b.servePods()
+	b.control(binary)
+	return b
+}
+
+// needsPlane returns the path of the control plane's binary, or skips the test.
+func needsPlane(t *testing.T) string {
+	t.Helper()
+	binary := os.Getenv("SHUNT_KUBE")
+	if binary == "" {
+		t.Skip("SHUNT_KUBE is not set: `make test-kube` builds the control plane and runs this")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces and BPF need root: run the tests with sudo")
+	}
+	return binary
+}
+
+// servePods starts the pods' servers.
+func (b *bed) servePods() {
+	b.t.Helper()
 	for _, pod := range b.Backends {
 		for _, port := range []string{":8080", ":9090"} {
-			if _, err := pod.ServeHTTP(port, pod.Name()); err != nil {
-				t.Fatal(err)
-			}
+			_, err := pod.ServeHTTP(port, pod.Name())
+			b.must(err)
 		}
-		if _, err := pod.ServeUDP(":5353", pod.Name()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := pod.ServeUDP(":5353", pod.Name())
+		b.must(err)
 	}
+}
+
+// control starts the control plane on the node, and connects with it.
+func (b *bed) control(binary string) {
+	b.t.Helper()
 	plane := b.Balancer.Command(context.Background(), binary, "control-plane", b.folder, clusterIPs)
-	var input *os.File
-	if input, b.alive, err = os.Pipe(); err != nil {
-		t.Fatal(err)
-	}
-	plane.Stdin = input
-	if b.plane, err = plane.Spawn(); err != nil {
-		t.Fatal(err)
-	}
+	input, alive, err := os.Pipe()
+	b.must(err)
+	plane.Stdin, b.alive = input, alive
+	b.plane, err = plane.Spawn()
+	b.must(err)
 	b.awaits(b.plane, "ready\n")
 	b.connect()
-	return b
+}
+
+func (b *bed) endPlane() {
+	if b.plane != nil {
+		if err := b.plane.End(syscall.SIGTERM, patience); err != nil {
+			b.t.Errorf("the control plane: %v\n%s", err, b.plane.Log())
+		}
+	}
+	_ = b.alive.Close()
 }
 
 // connect makes the client that changes objects, and the kubeconfig of shunt-kube, which has the rights of the chart's
@@ -213,15 +236,10 @@ func (b *bed) close() {
 			b.t.Logf("the log of shunt-kube:\n%s", b.agent.Log())
 		}
 	}
-	if b.plane != nil {
-		if err := b.plane.End(syscall.SIGTERM, patience); err != nil {
-			b.t.Errorf("the control plane: %v\n%s", err, b.plane.Log())
-		}
-	}
+	b.endPlane()
 	if code, out := b.run("shunt", "detach", "--instance", b.instance); code != 0 && !strings.Contains(out, "nothing of it is on this machine") {
 		b.t.Errorf("shunt detach: exit code %d\n%s", code, out)
 	}
-	_ = b.alive.Close()
 	_ = os.Remove("/var/lib/shunt/" + b.instance + ".overrides.json")
 	if err := b.Close(); err != nil {
 		b.t.Error(err)

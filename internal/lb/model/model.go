@@ -28,7 +28,8 @@ const (
 const Fragments Protocol = 0x80
 
 // Inside is added to a protocol in a frontend that only clients on this host use, at their sockets: all other
-// clients use the frontend without it, of a service with Policy.Inside.
+// clients use the frontend without it, of a service with Policy.Inside. If that service has Policy.Tunnelled, clients behind interfaces
+// at tc use it, too.
 const Inside Protocol = 0x40
 
 // Tunnelled is added to a protocol in a frontend of the second level of direct return between nodes: only packets that came out of a
