@@ -142,7 +142,7 @@ func TestCluster(t *testing.T) {
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
-	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web, s.Nodes[0], s.Nodes[1]) })
 	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
 	t.Run("a kube-proxy beside", s.findsKubeProxy)
 	t.Run("a pool of addresses", s.pool)
@@ -173,15 +173,15 @@ func TestPtp(t *testing.T) {
 	s.answers(everywhere, "node port of servers in the nodes' network", s.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
 	t.Run("where agents attach", func(t *testing.T) { s.attachedTo(t, "interface=eth0 mode=native", "interface=veth") })
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
-	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web, s.Nodes[0], s.Nodes[1]) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
 	t.Run("uninstall", s.uninstalls)
 }
 
 // sandboxed: the node's kernel does not see the sockets of a pod in gVisor, so the per-packet path serves its
-// questions. As a server it is served as any other.
-func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
+// questions. As a server it is served as any other. nodes are those whose node ports are asked: the pod's own is the first node.
+func (s *test) sandboxed(t *testing.T, web *corev1.Service, nodes ...*Node) {
 	s = &test{Cluster: s.Cluster, T: t, pods: s.pods, hosts: s.hosts}
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -196,7 +196,7 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	for _, ip := range web.Spec.ClusterIPs {
 		s.answers(from, "of a cluster IP "+ip, ip, 80, 53, Names(s.pods))
 	}
-	for _, node := range []*Node{s.Nodes[0], s.Nodes[1]} { // the pod's own, and another
+	for _, node := range nodes {
 		for _, ip := range []netip.Addr{node.Addr4(), node.Addr6()} {
 			s.answers(from, "of a node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, Names(s.pods))
 		}
@@ -205,7 +205,7 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	for _, ip := range box.Spec.ClusterIPs {
 		s.answers(to, "to a cluster IP "+ip, ip, 80, 53, Names(boxes))
 	}
-	s.answers(append(to, s.FromOutside()), "to a node port", s.Nodes[1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
+	s.answers(append(to, s.FromOutside()), "to a node port", nodes[len(nodes)-1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
 	// For a Service of which it is an endpoint, the pod may get itself.
 	for _, ip := range box.Spec.ClusterIPs {
 		s.answers(from, "of its own cluster IP "+ip, ip, 80, 53, Names(boxes))

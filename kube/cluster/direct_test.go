@@ -55,7 +55,7 @@ func TestDirectReturn(t *testing.T) {
 	d.upgrade(t, "moving", false)
 	d.awaitLevel(t, d.Nodes, "dsr-gue")
 
-	// At their sockets, clients in the cluster have no need of a tunnel.
+	// Clients in the cluster have NAT: at their sockets, or at tc.
 	inside := []Client{d.From(&d.pods[0]), d.From(&d.hosts[0])}
 	for _, a := range d.addresses(d.Nodes[:1]) {
 		d.answers(inside, "inside, "+a.ip.String(), a.ip.String(), a.tcp, a.udp, Names(d.pods))
@@ -63,6 +63,7 @@ func TestDirectReturn(t *testing.T) {
 	d.answers(append(inside, d.FromOutside()), "node port of servers in the nodes' network", d.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(d.hosts))
 	d.explained(t, "hosts", "have nat, not direct return: endpoint", "has the address of its node")
 	t.Run("long packets", d.longPackets)
+	t.Run("pods in gVisor", func(t *testing.T) { d.sandboxed(t, d.web, d.Nodes[0]) }) // KNOWN_ISSUES.md: another node's node port
 
 	d.begin(t)
 	d.step(t, "1 nothing changes", keptAll|newAll, func() {})
