@@ -36,6 +36,7 @@ type directBed struct {
 	*bed
 	mesh   *lab.Mesh
 	agents []*lab.Process
+	more   string // settings of the agents' files
 }
 
 // The addresses of the Service of type LoadBalancer.
@@ -165,7 +166,7 @@ func (b *directBed) agent(n int, settings string, more ...string) *lab.Process {
 func (b *directBed) begin(nodes []int, more ...string) {
 	b.t.Helper()
 	for _, n := range nodes {
-		b.agents[n] = b.agent(n, "", more...)
+		b.agents[n] = b.agent(n, b.more, more...)
 	}
 	for _, n := range nodes {
 		b.awaits(b.agents[n], "in step with the cluster")
@@ -335,8 +336,9 @@ func TestDirectReturn(t *testing.T) {
 		t.Run(tunnel, func(t *testing.T) {
 			defer func(whole *testing.T) { b.t = whole }(b.t)
 			b.t = t
+			b.more = map[string]string{"gue": "encapsulation: {gue_port: 6081}\n"}[tunnel]
 			b.begin(all, "--direct-return", tunnel)
-			entry := map[string]string{"gue": "gue:6080", "ipip": "ipip"}[tunnel]
+			entry := map[string]string{"gue": "gue:6081", "ipip": "ipip"}[tunnel]
 			b.entries(fmt.Sprintf("map[n1_tunnel:%s n2_tunnel:%[1]s n3_tunnel:%[1]s]", entry))
 			b.reached(ways, true, "p2", "p3")
 			b.sendsLong(t)
@@ -361,6 +363,9 @@ func TestDirectReturn(t *testing.T) {
 				_ = f.Close()
 			}
 			b.counts(t)
+			if tunnel == "ipip" {
+				return // from here on, the tunnels do not matter
+			}
 
 			b.end(1, syscall.SIGTERM)
 			b.begin([]int{1}) // without the switch

@@ -53,7 +53,8 @@ type peers struct {
 	agents     map[string]*peer // of nodes with an agent in the EndpointSlices, or with one there a short time ago
 	entries    map[string]place.Tunnel
 	senders    []netip.Addr // the addresses from which this node accepts tunnels, sorted
-	undeclared bool         // the senders have changed since they were declared
+	nodes      []netip.Addr // the senders, and this node's own addresses, sorted
+	undeclared bool         // these addresses have changed since they were declared
 	opened     place.Tunnel // by Opens
 }
 
@@ -127,8 +128,8 @@ func taken(listed map[string]listing, a netip.Addr) bool {
 	return false
 }
 
-// nodes returns translate.Translator's Peers and Away.
-func (p *peers) nodes(now time.Time) (peers map[string][]netip.Addr, away map[string]bool) {
+// known returns translate.Translator's Peers and Away.
+func (p *peers) known(now time.Time) (peers map[string][]netip.Addr, away map[string]bool) {
 	peers, away = map[string][]netip.Addr{}, map[string]bool{}
 	for node, agent := range p.agents {
 		entry, has := p.entries[node]
@@ -264,7 +265,7 @@ func (s *Source) Decapsulation() *model.Decapsulation {
 	if s.tunnels == nil {
 		return nil
 	}
-	d := &model.Decapsulation{Tunnelled: true, Nodes: slices.Clone(s.peers.senders)}
+	d := &model.Decapsulation{Tunnelled: true, Nodes: slices.Clone(s.peers.nodes)}
 	for _, a := range s.peers.senders {
 		d.From = append(d.From, netip.PrefixFrom(a, a.BitLen()))
 	}
@@ -291,7 +292,7 @@ func (s *Source) readPeers() (concerned []translate.Key) {
 	entries := s.readTunnels()
 	s.peers.tunnel = s.ownTunnel(entries)
 	s.peers.note(s.listedAgents(), entries, now)
-	peers, away := s.peers.nodes(now)
+	peers, away := s.peers.known(now)
 	changed := map[string]bool{}
 	for _, before := range []map[string][]netip.Addr{s.translator.Peers, peers} {
 		for node := range before {
@@ -306,8 +307,12 @@ func (s *Source) readPeers() (concerned []translate.Key) {
 	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
 	s.translator.Peers, s.translator.Away = peers, away
 	s.awayFaults = s.peers.faults(now)
-	if senders := s.peers.from(); !slices.Equal(senders, s.peers.senders) {
-		s.peers.senders, s.peers.undeclared = senders, true
+	senders := s.peers.from()
+	// With its own addresses, a node without other nodes has level 2, too.
+	nodes := slices.Concat(senders, peers[s.options.Node], s.translator.Node.Addresses)
+	slices.SortFunc(nodes, netip.Addr.Compare)
+	if nodes = slices.Compact(nodes); !slices.Equal(senders, s.peers.senders) || !slices.Equal(nodes, s.peers.nodes) {
+		s.peers.senders, s.peers.nodes, s.peers.undeclared = senders, nodes, true
 	}
 	if len(changed) == 0 {
 		return nil

@@ -42,7 +42,7 @@ func TestPeersAge(t *testing.T) {
 	} {
 		now := begin.Add(step.minute * time.Minute)
 		p.note(step.listed, step.entries, now)
-		peers, away := p.nodes(now)
+		peers, away := p.known(now)
 		if got := fmt.Sprintf("peers %v away %v senders %v faults %d", peers, away, p.from(), len(p.faults(now))); got != step.want {
 			t.Errorf("minute %d: %s, want %s", step.minute, got, step.want)
 		}

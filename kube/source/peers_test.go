@@ -125,7 +125,11 @@ func (h *heard) awaits(t *testing.T, senders, entry string) {
 		if senders == "[]" {
 			from = senders
 		}
-		if want := fmt.Sprintf("it takes tunnels: true from %s at %s, own entry %s, opened [gue:6080]", from, senders, entry); now == want {
+		nodes := strings.Replace(senders, "[", "[10.0.0.1 ", 1)
+		if senders == "[]" {
+			nodes = "[10.0.0.1]"
+		}
+		if want := fmt.Sprintf("it takes tunnels: true from %s at %s, own entry %s, opened [gue:6080]", from, nodes, entry); now == want {
 			return
 		} else if time.Now().After(end) {
 			t.Fatalf("it is %q, want %q", now, want)
@@ -311,7 +315,7 @@ func TestDirectPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.becomes(t, "a command looks", map[string]string{"web": direct + ", " + here})
-	if d := looks.Decapsulation(); d == nil || !d.Tunnelled || fmt.Sprint(d.From, d.Nodes) != "[10.0.0.2/32] [10.0.0.2]" {
+	if d := looks.Decapsulation(); d == nil || !d.Tunnelled || fmt.Sprint(d.From, d.Nodes) != "[10.0.0.2/32] [10.0.0.1 10.0.0.2]" {
 		t.Errorf("the node's part is %v", d)
 	}
 	opened := func(want string) {

@@ -443,6 +443,7 @@ func (s *Source) work() (changed bool) {
 		for _, key := range s.services.GetStore().ListKeys() {
 			dirty[key] = true
 		}
+		others = true // this node's addresses may have changed
 	}
 	if others && s.options.Elect && s.readAgents() {
 		for key := range s.outer.services {
