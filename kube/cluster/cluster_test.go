@@ -68,6 +68,17 @@ func ok(t *testing.T, err error) {
 func newTest(t *testing.T, o Options) *test {
 	t.Helper()
 	begin := time.Now()
+	s := bringUp(t, o)
+	ok(t, s.Install(within(t), nil))
+	s.serve(t)
+	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
+	return s
+}
+
+// bringUp brings a cluster up. At the end of the test nothing may be left.
+func bringUp(t *testing.T, o Options) *test {
+	t.Helper()
+	begin := time.Now()
 	c := must(Up(t.Context(), o))(t)
 	t.Logf("up after %s", time.Since(begin).Round(time.Millisecond))
 	t.Cleanup(func() {
@@ -83,15 +94,17 @@ func newTest(t *testing.T, o Options) *test {
 			t.Errorf("left: %v", left)
 		}
 	})
-	s := &test{Cluster: c, T: t}
-	ok(t, c.Install(within(t), nil))
-	s.pods = must(c.Serve(within(t), "web", false))(t)
-	s.hosts = must(c.Serve(within(t), "host", true))(t)
+	return &test{Cluster: c, T: t}
+}
+
+// serve starts the servers, and waits for them and for the agents.
+func (s *test) serve(t *testing.T) {
+	t.Helper()
+	s.pods = must(s.Serve(within(t), "web", false))(t)
+	s.hosts = must(s.Serve(within(t), "host", true))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	ok(t, c.AwaitAgents(ctx))
-	t.Logf("in step after %s", time.Since(begin).Round(time.Millisecond))
-	return s
+	ok(t, s.AwaitAgents(ctx))
 }
 
 // TestCluster brings one cluster up for all.
@@ -129,7 +142,7 @@ func TestCluster(t *testing.T) {
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
-	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web, s.Nodes[0], s.Nodes[1]) })
 	t.Run("explain", func(t *testing.T) { s.explains(t, local) })
 	t.Run("a kube-proxy beside", s.findsKubeProxy)
 	t.Run("a pool of addresses", s.pool)
@@ -160,15 +173,15 @@ func TestPtp(t *testing.T) {
 	s.answers(everywhere, "node port of servers in the nodes' network", s.Nodes[0].Addr4().String(), hosts.Spec.Ports[0].NodePort, 0, Names(s.hosts))
 	t.Run("where agents attach", func(t *testing.T) { s.attachedTo(t, "interface=eth0 mode=native", "interface=veth") })
 	t.Run("local policy", func(t *testing.T) { s.localPolicy(t, local) })
-	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web) })
+	t.Run("pods in gVisor", func(t *testing.T) { s.sandboxed(t, web, s.Nodes[0], s.Nodes[1]) })
 	t.Run("agents are replaced", func(t *testing.T) { s.replacesAgents(t, web) })
 	t.Run("pods are replaced", func(t *testing.T) { s.replacesPods(t, web) })
 	t.Run("uninstall", s.uninstalls)
 }
 
 // sandboxed: the node's kernel does not see the sockets of a pod in gVisor, so the per-packet path serves its
-// questions. As a server it is served as any other.
-func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
+// questions. As a server it is served as any other. nodes are those whose node ports are asked: the pod's own is the first node.
+func (s *test) sandboxed(t *testing.T, web *corev1.Service, nodes ...*Node) {
 	s = &test{Cluster: s.Cluster, T: t, pods: s.pods, hosts: s.hosts}
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -183,7 +196,7 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	for _, ip := range web.Spec.ClusterIPs {
 		s.answers(from, "of a cluster IP "+ip, ip, 80, 53, Names(s.pods))
 	}
-	for _, node := range []*Node{s.Nodes[0], s.Nodes[1]} { // the pod's own, and another
+	for _, node := range nodes {
 		for _, ip := range []netip.Addr{node.Addr4(), node.Addr6()} {
 			s.answers(from, "of a node port at "+ip.String(), ip.String(), web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort, Names(s.pods))
 		}
@@ -192,7 +205,7 @@ func (s *test) sandboxed(t *testing.T, web *corev1.Service) {
 	for _, ip := range box.Spec.ClusterIPs {
 		s.answers(to, "to a cluster IP "+ip, ip, 80, 53, Names(boxes))
 	}
-	s.answers(append(to, s.FromOutside()), "to a node port", s.Nodes[1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
+	s.answers(append(to, s.FromOutside()), "to a node port", nodes[len(nodes)-1].Addr4().String(), box.Spec.Ports[0].NodePort, box.Spec.Ports[1].NodePort, Names(boxes))
 	// For a Service of which it is an endpoint, the pod may get itself.
 	for _, ip := range box.Spec.ClusterIPs {
 		s.answers(from, "of its own cluster IP "+ip, ip, 80, 53, Names(boxes))
@@ -356,6 +369,7 @@ func (s *test) awaitOthers(t *testing.T, before map[string]bool) {
 func (s *test) command(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	command := s.Nodes[0].Command(within(t), filepath.Join(s.options.Programs, "shunt-kube"), append(args, "--kubeconfig", s.Kubeconfig(), "--node-name", "n1")...)
+	command.Env = append(command.Environ(), s.agentVariables(t)...)
 	output, err := command.CombinedOutput()
 	var ended *exec.ExitError
 	if err != nil && !errors.As(err, &ended) {
@@ -363,6 +377,18 @@ func (s *test) command(t *testing.T, args ...string) (string, int) {
 	}
 	t.Logf("shunt-kube %s\n%s", strings.Join(args, " "), output)
 	return string(output), command.ProcessState.ExitCode()
+}
+
+// agentVariables is the environment that the chart gives an agent, and so what `kubectl exec` runs in its pod.
+func (s *test) agentVariables(t *testing.T) (all []string) {
+	t.Helper()
+	set := must(s.Client.AppsV1().DaemonSets(Namespace).Get(within(t), Release, metav1.GetOptions{}))(t)
+	for _, v := range set.Spec.Template.Spec.Containers[0].Env {
+		if v.ValueFrom == nil {
+			all = append(all, v.Name+"="+v.Value)
+		}
+	}
+	return all
 }
 
 func (s *test) explains(t *testing.T, local *corev1.Service) {

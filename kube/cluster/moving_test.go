@@ -32,6 +32,16 @@ type way struct {
 	held []*held
 }
 
+// hold opens a connection, and asks on it once.
+func (w *way) hold(ctx context.Context) (*held, error) {
+	again, err := w.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := again(ctx)
+	return &held{again: again, backend: answer.Backend}, err
+}
+
 // heldByWay is the number of connections of a way that are open throughout.
 const heldByWay = 12
 
@@ -54,20 +64,18 @@ func TestMoving(t *testing.T) {
 		s.wayFrom(&s.pods[0], "pod to cluster IP", clusterIP),
 		s.wayFrom(&s.hosts[0], "node to cluster IP", clusterIP),
 		s.wayFrom(&s.pods[0], "pod to pod", At(s.pods[1].Status.PodIP, 8080)),
-		s.wayFromOutside("outside to node port", nodePort(web)),
-		s.wayFromOutside("outside to load balancer", At(outer.String(), 80)),
-		s.wayFromOutside("outside to node port, policy Local", nodePort(local)),
+		s.wayFromOutside("outside to node port", "tcp", nodePort(web)),
+		s.wayFromOutside("outside to load balancer", "tcp", At(outer.String(), 80)),
+		s.wayFromOutside("outside to node port, policy Local", "tcp", nodePort(local)),
 	}
 	for _, w := range ways {
 		ok(t, Eventually(within(t), func() error { return w.new(t.Context()) })) // kube-proxy has heard of it
 		for range heldByWay {
-			again := must(w.open(within(t)))(t)
-			answer := must(again(within(t)))(t)
-			w.held = append(w.held, &held{again: again, backend: answer.Backend})
+			w.held = append(w.held, must(w.hold(within(t)))(t))
 		}
 	}
 
-	load := newLoad(t.Context(), ways)
+	load := newLoad(t.Context(), ways, 0)
 	step := func(name string, do func() error) {
 		load.enter(name)
 		begin := time.Now()
@@ -135,11 +143,11 @@ func (s *test) wayFrom(pod *corev1.Pod, name, address string) *way {
 		}}
 }
 
-func (s *test) wayFromOutside(name, address string) *way {
+func (s *test) wayFromOutside(name, network, address string) *way {
 	return &way{name: name,
-		new: func(ctx context.Context) error { _, err := s.FromOutside().Ask(ctx, "tcp", address); return err },
+		new: func(ctx context.Context) error { _, err := s.FromOutside().Ask(ctx, network, address); return err },
 		open: func(ctx context.Context) (func(context.Context) (lab.Answer, error), error) {
-			session, err := s.Outside.OpenSession(ctx, "tcp", netip.AddrPort{}, address)
+			session, err := s.Outside.OpenSession(ctx, network, netip.AddrPort{}, address)
 			if err != nil {
 				return nil, err
 			}
@@ -181,24 +189,54 @@ type load struct {
 	ended  sync.WaitGroup
 }
 
-func newLoad(ctx context.Context, ways []*way) *load {
+// newLoad starts a load. With a pace, a way has a turn each time it has passed, and in each turn asks on one of the connections that are kept, too: the
+// way is counted again, with keptName, and a lost connection is followed by another one. Without a pace, one turn follows the other.
+func newLoad(ctx context.Context, ways []*way, pace time.Duration) *load {
 	l := &load{counts: map[string]map[string]*[2]int{}, errors: map[string]error{}}
 	going, stop := context.WithCancel(ctx)
 	l.stop = stop
 	for _, w := range ways {
 		l.ended.Go(func() {
-			for going.Err() == nil {
-				l.mutex.Lock()
-				step := l.now
-				l.mutex.Unlock()
-				err := w.new(ctx) // also the last one has its time, and counts
-				if step != "" {
-					l.count(step, w.name, err)
+			var ticks <-chan time.Time
+			if pace > 0 {
+				ticker := time.NewTicker(pace)
+				defer ticker.Stop()
+				ticks = ticker.C
+			}
+			for turn := 0; going.Err() == nil; turn++ {
+				step := l.step()
+				l.count(step, w.name, w.new(ctx)) // also the last one has its time, and counts
+				if pace > 0 {
+					<-ticks
+					l.count(step, keptName(w), w.ask(ctx, turn%len(w.held)))
 				}
 			}
 		})
 	}
 	return l
+}
+
+func keptName(w *way) string { return w.name + ", kept" }
+
+// ask asks on an open connection, and has another one follow it if it is lost.
+func (w *way) ask(ctx context.Context, which int) error {
+	h := w.held[which]
+	answer, lost := h.again(ctx)
+	if lost == nil && answer.Backend != h.backend {
+		lost = fmt.Errorf("answered by %s, and before by %s", answer.Backend, h.backend)
+	}
+	if lost != nil {
+		if next, err := w.hold(ctx); err == nil {
+			w.held[which] = next
+		}
+	}
+	return lost
+}
+
+func (l *load) step() string {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return l.now
 }
 
 func (l *load) enter(step string) {
@@ -207,7 +245,11 @@ func (l *load) enter(step string) {
 	l.now = step
 }
 
+// count counts one connection; before the first step it does not.
 func (l *load) count(step, way string, err error) {
+	if step == "" {
+		return
+	}
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	if l.counts[step] == nil {
@@ -223,6 +265,23 @@ func (l *load) count(step, way string, err error) {
 			l.errors[step+way] = err
 		}
 	}
+}
+
+// counted returns the numbers of a way in a step.
+func (l *load) counted(step, way string) (failed, of int) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if n := l.counts[step][way]; n != nil {
+		return n[0], n[1]
+	}
+	return 0, 0
+}
+
+// first returns the first error of a way in a step.
+func (l *load) first(step, way string) error {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return l.errors[step+way]
 }
 
 func (l *load) end() {

@@ -186,7 +186,7 @@ func (b *bed) connect() {
 	if err := os.WriteFile(b.kubeconfig(), []byte(own), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
-	for _, file := range []string{"role.yaml", "load-balancer.yaml"} {
+	for _, file := range []string{"role.yaml", "load-balancer.yaml", "direct-return.yaml"} {
 		rules, err := os.ReadFile("../../deploy/helm/shunt-kube/templates/" + file)
 		b.must(err)
 		for text := range strings.SplitSeq(string(rules), "\n---\n") {
@@ -200,7 +200,9 @@ func (b *bed) connect() {
 // grant makes a ClusterRole of the chart's, and has shunt-kube have it. Other objects are templates.
 func (b *bed) grant(text string) {
 	b.t.Helper()
-	text = strings.TrimPrefix(text, "{{- if .Values.loadBalancer.pool }}\n")
+	if first, rest, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "{{- if .Values.") { // the file's
+		text = rest
+	}
 	if strings.Contains(text, "{{") {
 		return
 	}

@@ -79,10 +79,6 @@ func newDirectBed(t *testing.T) *directBed {
 	for i, m := range mesh.Machines {
 		b.node(fmt.Sprintf("n%d", i+1), m.Addr4(), m.Addr6())
 	}
-	b.grant(`
-metadata: {name: shunt-kube-tunnels}
-rules: [{apiGroups: [""], resources: [configmaps], resourceNames: [shunt-kube-tunnels], verbs: [get, list, watch, patch]}]
-`)
 	_, err = b.client.CoreV1().ConfigMaps("kube-system").Create(within(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: directTunnels}}, metav1.CreateOptions{})
 	b.must(err)
 	for _, six := range []bool{false, true} {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,8 +35,9 @@ type bench struct {
 
 // way has the client and the address by which a server is asked.
 type way struct {
-	name string
-	to   netip.AddrPort
+	name    string
+	outside bool // the client is
+	to      netip.AddrPort
 	// measure sends to the address.
 	measure func(ctx context.Context, kind traffic.Kind, to netip.AddrPort, duration time.Duration) (meter.Sample, error)
 }
@@ -90,7 +92,12 @@ func newBench(ctx context.Context, c *cluster.Cluster, s settings) (b *bench, er
 			return nil, err
 		}
 	}
-	b.ways = b.allWays()
+	for _, n := range []*cluster.Node{b.node(), c.Nodes[1]} {
+		if err := c.LabelNode(ctx, n, directLabel, ""); err != nil {
+			return nil, err
+		}
+	}
+	b.ways = slices.DeleteFunc(b.allWays(), func(w way) bool { return !s.ways.MatchString(w.name) })
 	return b, nil
 }
 
@@ -116,13 +123,13 @@ func (b *bench) allWays() []way {
 	}
 	n1 := netip.AddrPortFrom(b.node().Addr4(), 0)
 	return []way{
-		{"Pod to cluster IP, endpoint on the node", at(b.local.Spec.ClusterIP), inside},
-		{"Pod to pod of the node, no Service", at(b.here.Status.PodIP), inside},
-		{"Pod to cluster IP, endpoint on another node", at(b.remote.Spec.ClusterIP), inside},
-		{"Outside to node port, endpoint on the node (policy Local)", n1, nodePort(b.local)},
-		{"Outside to pod of the node, no Service", at(b.here.Status.PodIP), outside},
-		{"Outside to node port, endpoint on another node (NAT)", n1, nodePort(b.remote)},
-		{"Outside to pod of the other node, no Service", at(b.there.Status.PodIP), outside},
+		{"Pod to cluster IP, endpoint on the node", false, at(b.local.Spec.ClusterIP), inside},
+		{"Pod to pod of the node, no Service", false, at(b.here.Status.PodIP), inside},
+		{"Pod to cluster IP, endpoint on another node", false, at(b.remote.Spec.ClusterIP), inside},
+		{"Outside to node port, endpoint on the node (policy Local)", true, n1, nodePort(b.local)},
+		{"Outside to pod of the node, no Service", true, at(b.here.Status.PodIP), outside},
+		{"Outside to node port, endpoint on another node", true, n1, nodePort(b.remote)},
+		{"Outside to pod of the other node, no Service", true, at(b.there.Status.PodIP), outside},
 	}
 }
 
@@ -211,6 +218,9 @@ func (b *bench) part(ctx context.Context, with balancer) error {
 	}
 	b.results.add(idleRow, "CPUs", idle)
 	for _, w := range b.ways {
+		if with.outside && !w.outside {
+			continue
+		}
 		for _, k := range kinds {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
@@ -228,8 +238,10 @@ func (b *bench) part(ctx context.Context, with balancer) error {
 			b.results.add(w.name+": "+k.name, cpuOfEach, float64(sample.CPUPerTransaction(idle).Nanoseconds())/1000)
 		}
 	}
-	if err := b.change(ctx); err != nil {
-		return err
+	if !with.outside {
+		if err := b.change(ctx); err != nil {
+			return err
+		}
 	}
 	if err := with.alive(); err != nil {
 		return err
@@ -349,7 +361,6 @@ func versions(kube string) (map[string]string, error) {
 // unmeasured lists the measurements that this program does not make, with the reasons.
 func unmeasured() []string {
 	all := []string{
-		"Direct return to a node port's endpoint on another node: shunt-kube does not have it; the node port is NAT with all three.",
 		"Packets offered at a fixed rate: each rate here is of one client that waits for each answer.",
 	}
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
@@ -363,7 +374,11 @@ func flagsOf(s settings) string {
 	for _, n := range s.services {
 		numbers = append(numbers, fmt.Sprint(n))
 	}
-	return fmt.Sprintf("--services %s --rounds %d --duration %s --changes %d", strings.Join(numbers, ","), s.rounds, s.duration, s.changes)
+	text := fmt.Sprintf("--services %s --rounds %d --duration %s --changes %d", strings.Join(numbers, ","), s.rounds, s.duration, s.changes)
+	if pattern := s.ways.String(); pattern != "" {
+		text += fmt.Sprintf(" --ways %q", pattern)
+	}
+	return text
 }
 
 // mostServices is the number of Services for which the cluster's range of cluster IPs and shunt's slots have room.

@@ -1,10 +1,10 @@
-// Command bench measures Services in one cluster with kube-proxy in mode nftables, with kube-proxy in mode iptables, and with
-// shunt-kube, one after the other in each round: `make bench-kube`.
+// Command bench measures Services in one cluster with kube-proxy in mode nftables, with kube-proxy in mode iptables, with
+// shunt-kube, and with shunt-kube and direct return, one after the other in each round: `make bench-kube`.
 //
 //	client (pod of n1) ── cluster IP ──► server (pod of n1)
 //	outside ── router ── node port of n1 ──► server (pod of n1), or of n2
 //
-// Only n1 has a balancer, because all ways pass there. Client and server share one CPU, so that a rate shows the cost of a
+// Only n1 has a balancer, because all ways pass there; with direct return n2 has one, too, and answers the client itself. Client and server share one CPU, so that a rate shows the cost of a
 // way; the CPU time is that of the whole machine, less its use without the load. Each way is also measured without
 // a Service, by the pod's own address.
 //
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,6 +35,7 @@ type settings struct {
 	rounds   int
 	duration time.Duration
 	changes  int
+	ways     *regexp.Regexp
 	results  string
 	page     string
 	from     string
@@ -45,7 +47,7 @@ const (
 )
 
 func main() {
-	s := settings{services: []int{1, 1000, 10000}}
+	s := settings{services: []int{1, 1000, 10000}, ways: regexp.MustCompile("")}
 	s.options.Flags(flag.CommandLine)
 	flag.Func("services", "numbers of Services, with commas, growing (default 1,1000,10000)", func(text string) error {
 		s.services = nil
@@ -61,6 +63,10 @@ func main() {
 	flag.IntVar(&s.rounds, "rounds", 5, "rounds for each number of Services; each has all balancers")
 	flag.DurationVar(&s.duration, "duration", 2*time.Second, "time of one measurement of a rate")
 	flag.IntVar(&s.changes, "changes", 5, "changes of endpoints in each balancer's part of a round")
+	flag.Func("ways", "measure only the ways whose names match this regular expression (default all)", func(text string) (err error) {
+		s.ways, err = regexp.Compile(text)
+		return err
+	})
 	flag.StringVar(&s.results, "results", "kubernetes-performance.json", "the file for the results")
 	flag.StringVar(&s.page, "page", "", "the file for the page; empty: standard output")
 	flag.StringVar(&s.from, "from", "", "make the page from this file of results, and measure nothing")

@@ -60,8 +60,13 @@ func (r *results) write(path string) error {
 	return os.Rename(path+".new", path)
 }
 
-// columns are the balancers, in the order of the page. The page compares the last one with the others.
-var columns = []string{nftables, iptables, ours}
+// columns are the balancers, in the order of the page.
+var columns = []string{nftables, iptables, ours, direct}
+
+// ratios are the comparisons on the page: the first balancer beside the second one.
+var ratios = []struct{ title, of, to string }{
+	{"beside nftables", ours, nftables}, {"beside iptables", ours, iptables}, {"direct return beside NAT", direct, ours},
+}
 
 // figure is a row's unit with one number of Services.
 type figure struct {
@@ -88,7 +93,8 @@ largest value. A ratio is the median of the rounds' ratios.
 - CPU is that of the whole machine, less what it uses without load: client, server, the cluster's network and the balancer.
 - "No Service" is the same way by the pod's own address, with the balancer running: the floor.
 - The Services that are counted have one port and three endpoints. Beside them there are three for the measurements, and the cluster's own.
-- A node port for an endpoint on another node is translated in source and destination by all three.
+- A node port for an endpoint on another node is translated in source and destination, but with direct return: then n1 sends the client's packets to the other node by GUE, and
+  that node, which also runs shunt-kube, answers the client. Only ways from outside are measured with it.
 - A change of endpoints is one EndpointSlice with another endpoint: from the request to the apiserver to the first new connection that goes there.
 
 `, r.Command, r.Machine.Date, r.Machine, r.Machine.Faults(), r.programs(), r.Duration)
@@ -114,14 +120,18 @@ largest value. A ratio is the median of the rounds' ratios.
 	for _, f := range figures {
 		if f.services != services {
 			services = f.services
-			fmt.Fprintf(&text, "## %d Services, rounds: %d\n\n| | | %s | beside nftables | beside iptables |\n|---|---|%s---|---|\n", services, rounds[services], strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+			titles := slices.Clone(columns)
+			for _, r := range ratios {
+				titles = append(titles, r.title)
+			}
+			fmt.Fprintf(&text, "## %d Services, rounds: %d\n\n| | | %s |\n|---|---|%s\n", services, rounds[services], strings.Join(titles, " | "), strings.Repeat("---|", len(titles)))
 		}
 		fmt.Fprintf(&text, "| %s | %s |", f.row, f.unit)
 		for _, name := range columns {
 			fmt.Fprintf(&text, " %s |", cell(values[f][name]))
 		}
-		for _, other := range columns[:len(columns)-1] {
-			fmt.Fprintf(&text, " %s |", ratio(values[f][ours], values[f][other]))
+		for _, r := range ratios {
+			fmt.Fprintf(&text, " %s |", ratio(values[f][r.of], values[f][r.to]))
 		}
 		text.WriteString("\n")
 		if next := slices.Index(figures, f) + 1; next == len(figures) || figures[next].services != services {

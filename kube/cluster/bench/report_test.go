@@ -18,14 +18,16 @@ func TestPage(t *testing.T) {
 		r.now.Balancer = ours
 		r.add("Way", "per second", x.ours)
 		r.add("Way", "per second", x.ours+2) // twice in a round
+		r.now.Balancer = direct
+		r.add("Way", "per second", 2*(x.ours+1))
 	}
 	r.now = sample{Services: 1000, Round: 1, Balancer: iptables}
 	r.fail("Way", errors.New("connect: timed out"))
 	r.add("Other", "ms", 1234)
 	page := r.page()
 	for _, want := range []string{
-		"| Way | per second | 20.0 (10.0–30.0) | none | 61.0 (40.0–77.0) | 3.05 (2.53–4.10) | none |",
-		"## 1 Services, rounds: 3", "## 1000 Services, rounds: 2", "| Other | ms | none | 1234 | none | none | none |",
+		"| Way | per second | 20.0 (10.0–30.0) | none | 61.0 (40.0–77.0) | 122 (82.0–152) | 3.05 (2.53–4.10) | none | 2.00 (2.00–2.00) |",
+		"## 1 Services, rounds: 3", "## 1000 Services, rounds: 2", "| Other | ms | none | 1234 | none | none | none | none | none |",
 		"- the moon", "- 1000 Services, round 2, kube-proxy iptables, Way: connect: timed out", "nft: nft 1",
 	} {
 		if !strings.Contains(page, want) {
@@ -48,8 +50,8 @@ func TestPageLeavesOut(t *testing.T) {
 	}
 	page := r.page()
 	for _, want := range []string{
-		"| The machine without load | CPUs | 1.16 | 0.10 | 0.10 | 0.09 | 1.00 |", "| Way | per second | 5000 | none | 6000 | 1.20 | none |",
-		"| Way | µs of CPU each | none | none | -380023 | none | none |",
+		"| The machine without load | CPUs | 1.16 | 0.10 | 0.10 | none | 0.09 | 1.00 | none |", "| Way | per second | 5000 | none | 6000 | none | 1.20 | none | none |",
+		"| Way | µs of CPU each | none | none | -380023 | none | none | none | none |",
 		"kube-proxy nftables, CPU of all ways: not given, because the machine used 1.16 CPUs without load", "kube-proxy iptables, Way: hung: 0.19 per second",
 	} {
 		if !strings.Contains(page, want) {
