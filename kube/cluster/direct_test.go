@@ -29,8 +29,8 @@ type direct struct {
 //
 //	shunt-kube comes, with gue and moving, to two nodes of three ─► NAT, and still so on three nodes
 //	moving ends                                                  ─► direct return: pods see the client
-//	agents are replaced in turn; endpoints come and go           ─► no connection is lost
-//	all agents are deleted; gue ─► ipip ─► "" (NAT) ─► gue       ─► each new connection is served afterwards; lost ones are in the log
+//	agents are replaced; endpoints come and go                   ─► no connection is lost
+//	gue ─► ipip ─► "" (NAT) ─► gue                               ─► each new connection is served afterwards; lost ones are in the log
 //	uninstalled                                                  ─► nothing is left
 func TestDirectReturn(t *testing.T) {
 	d := &direct{test: bringUp(t, options(t)), values: map[string]any{"directReturn": "gue", "moving": true, "nodeSelector": map[string]string{"agent": "wanted"}}}
@@ -67,9 +67,8 @@ func TestDirectReturn(t *testing.T) {
 
 	d.begin(t)
 	d.step(t, "1 nothing changes", keptAll|newAll, func() {})
-	d.step(t, "2 agents are replaced in turn", keptTCP|newTCP, func() { d.replace(t, func() { d.restart(t) }) })
-	// An agent that starts while others are away does not know their nodes' addresses, and moves flows until these are listed again.
-	d.step(t, "3 all agents are deleted", 0, func() {
+	d.step(t, "2 agents are replaced in turn", keptAll|newAll, func() { d.replace(t, func() { d.restart(t) }) })
+	d.step(t, "3 all agents are deleted", keptAll|newAll, func() {
 		d.replace(t, func() {
 			for name := range d.agents(t) {
 				ok(t, d.Client.CoreV1().Pods(Namespace).Delete(within(t), name, metav1.DeleteOptions{}))

@@ -1,6 +1,8 @@
 package source
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +25,9 @@ import (
 // of a node that it does not reach (DefaultTolerationSeconds of the apiserver).
 const awayAfter = 5 * time.Minute
 
+// peersPatience is how long an agent that starts waits for the addresses of other nodes' agents.
+const peersPatience = 10 * time.Second
+
 // Direct sets up direct return between nodes: see translate.Translator.Direct.
 type Direct struct {
 	// Tunnel is the kind of tunnels that this node uses and opens. The zero value: none, and the other fields have no meaning. Its port
@@ -38,6 +43,8 @@ type Direct struct {
 	Opens func(place.Tunnel)
 	// Away is how long an agent may be away until new connections avoid its node; 0: awayAfter.
 	Away time.Duration
+	// Patience is how long Open waits for the addresses of other nodes' agents; 0: peersPatience.
+	Patience time.Duration
 }
 
 // peers has the agents of all nodes, with their tunnels.
@@ -65,6 +72,7 @@ type peer struct {
 	ready     bool
 	since     time.Time // since when it is not ready; zero: it is
 	unlisted  time.Time // since when it is not listed; zero: it is
+	partial   time.Time // since when the addresses of a family are not listed that were listed before; zero: they are
 	other     bool      // it was ready without an entry: it opens no tunnels, and neither does an agent that replaces it before that says so
 }
 
@@ -94,7 +102,7 @@ func (p *peers) note(listed map[string]listing, entries map[string]place.Tunnel,
 			agent = &peer{}
 			p.agents[node] = agent
 		}
-		agent.addresses, agent.listed, agent.ready, agent.unlisted = l.addresses, true, l.ready, time.Time{}
+		agent.addresses, agent.listed, agent.ready, agent.unlisted = agent.complete(l.addresses, listed, p.away, now), true, l.ready, time.Time{}
 	}
 	for node, agent := range p.agents {
 		if _, is := listed[node]; !is {
@@ -116,6 +124,27 @@ func (p *peers) note(listed map[string]listing, entries map[string]place.Tunnel,
 		_, has := entries[node]
 		agent.other = !has && (agent.other || agent.ready)
 	}
+}
+
+// complete returns the listed addresses, and those from before of a family that the listing lacks: each family has EndpointSlices of its own, so a
+// pod that is replaced goes from them and comes into them one after the other. Without this, services would change the family of their outer
+// headers twice, and with it all backends.
+func (agent *peer) complete(addresses []netip.Addr, listed map[string]listing, away time.Duration, now time.Time) []netip.Addr {
+	kept := slices.DeleteFunc(slices.Clone(agent.addresses), func(a netip.Addr) bool {
+		return taken(listed, a) || slices.ContainsFunc(addresses, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
+	})
+	switch {
+	case len(kept) == 0:
+		agent.partial = time.Time{}
+		return addresses
+	case agent.partial.IsZero():
+		agent.partial = now
+	case now.Sub(agent.partial) >= away:
+		return addresses
+	}
+	kept = append(kept, addresses...)
+	slices.SortFunc(kept, netip.Addr.Compare)
+	return kept
 }
 
 // taken reports whether a listed agent has an address: a machine may get the address of one that has just gone.
@@ -281,6 +310,51 @@ func (s *Source) open() {
 	if s.options.Direct.Opens != nil {
 		s.options.Direct.Opens(s.peers.opened)
 	}
+}
+
+// awaitPeers waits until the agents of all nodes that open tunnels are listed, with an address of each family that this node has. Agents that are
+// replaced at the same time are not listed for a second or two. Without their addresses, an agent that starts would move flows away from their nodes,
+// and drop their tunnels. Until it has services, the data plane of its predecessor goes on. A command that only looks does not wait.
+func (s *Source) awaitPeers(ctx context.Context) {
+	if s.tunnels == nil || s.refused != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.options.Direct.Patience, peersPatience))
+	defer cancel()
+	told := false
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for missing := s.missingPeers(); len(missing) > 0; missing = s.missingPeers() {
+		if !told {
+			s.options.Log.Info("waiting for the agents of nodes that open tunnels", "nodes", missing)
+			told = true
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			s.options.Log.Warn("nodes that open tunnels have no agent, or none with an address of each family; going on without them", "nodes", missing)
+			return
+		}
+	}
+}
+
+// missingPeers returns the nodes that open tunnels and are not listed with an address of each family that this node has.
+func (s *Source) missingPeers() (nodes []string) {
+	s.readNode()
+	listed := s.listedAgents()
+	for node, entry := range place.ParseTunnels(s.dataOf(s.tunnels, s.options.Direct.Entries)) {
+		if node == s.options.Node || entry.Forwarding != s.options.Direct.Tunnel.Forwarding {
+			continue
+		}
+		for _, own := range s.translator.Node.Addresses {
+			if !slices.ContainsFunc(listed[node].addresses, func(a netip.Addr) bool { return a.Is4() == own.Is4() }) {
+				nodes = append(nodes, node)
+				break
+			}
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
 }
 
 // readPeers returns the Services whose translation depends on agents that have changed.

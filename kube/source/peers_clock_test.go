@@ -3,6 +3,7 @@ package source
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,38 @@ func TestPeersAge(t *testing.T) {
 		p.note(step.listed, step.entries, now)
 		peers, away := p.known(now)
 		if got := fmt.Sprintf("peers %v away %v senders %v faults %d", peers, away, p.from(), len(p.faults(now))); got != step.want {
+			t.Errorf("minute %d: %s, want %s", step.minute, got, step.want)
+		}
+	}
+}
+
+// TestPeersFamilies: a pod's addresses of two families come and go one after the other.
+func TestPeersFamilies(t *testing.T) {
+	p := newPeers("n1", Direct{})
+	for _, step := range []struct {
+		minute time.Duration
+		n2, n3 string // addresses that are listed
+		want   string // of n2
+	}{
+		{0, "10.0.0.2 fd00::2", "10.0.0.3", "[10.0.0.2 fd00::2]"},
+		{1, "fd00::2", "10.0.0.3", "[10.0.0.2 fd00::2]"},
+		{2, "10.0.0.22 fd00::2", "10.0.0.3", "[10.0.0.22 fd00::2]"}, // another one in its place
+		{3, "10.0.0.22", "10.0.0.3", "[10.0.0.22 fd00::2]"},
+		{7, "10.0.0.22", "10.0.0.3", "[10.0.0.22 fd00::2]"},
+		{8, "10.0.0.22", "10.0.0.3", "[10.0.0.22]"}, // for long
+		{9, "10.0.0.22 fd00::2", "10.0.0.3", "[10.0.0.22 fd00::2]"},
+		{10, "10.0.0.22", "10.0.0.3 fd00::2", "[10.0.0.22]"}, // another node's now
+	} {
+		listed := map[string]listing{}
+		for node, text := range map[string]string{"n2": step.n2, "n3": step.n3} {
+			var l listing
+			for _, a := range strings.Fields(text) {
+				l.addresses = append(l.addresses, netip.MustParseAddr(a))
+			}
+			listed[node] = l
+		}
+		p.note(listed, nil, time.Unix(0, 0).Add(step.minute*time.Minute))
+		if got := fmt.Sprint(p.agents["n2"].addresses); got != step.want {
 			t.Errorf("minute %d: %s, want %s", step.minute, got, step.want)
 		}
 	}

@@ -94,7 +94,7 @@ type heard struct {
 }
 
 func (h *heard) direct(away time.Duration) source.Direct {
-	return source.Direct{Tunnel: gue, Entries: "kube-system/tunnels", Away: away,
+	return source.Direct{Tunnel: gue, Entries: "kube-system/tunnels", Away: away, Patience: time.Millisecond,
 		Seen: func(entry *string) {
 			h.set(func() {
 				if h.entry = "none"; entry != nil {
@@ -366,5 +366,57 @@ func TestDirectOptions(t *testing.T) {
 		if _, err := source.New(options); err == nil || !strings.Contains(err.Error(), "tunnels is NAMESPACE/NAME") {
 			t.Errorf("a ConfigMap called %q: %v", wrong, err)
 		}
+	}
+}
+
+// TestDirectAwaitsPeers: an agent that starts while another one is replaced waits for its address, or until its patience ends.
+func TestDirectAwaitsPeers(t *testing.T) {
+	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))
+	open := func(patience time.Duration) (k *taker, s *source.Source, opened chan error) {
+		k, h := &taker{}, &heard{}
+		h.taker = k
+		direct := h.direct(time.Hour)
+		direct.Patience = patience
+		s, err := source.New(source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: direct, Log: slog.New(slog.NewTextHandler(k, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened = make(chan error, 1)
+		go func() { opened <- s.Open(t.Context()) }()
+		return k, s, opened
+	}
+	says := func(k *taker, text string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			k.mutex.Lock()
+			log := k.log.String()
+			k.mutex.Unlock()
+			if strings.Contains(log, text) {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("no %q in %s", text, log)
+			}
+		}
+	}
+	k, _, opened := open(time.Millisecond)
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+	says(k, "going on without them")
+	k, s, opened := open(time.Hour)
+	says(k, "waiting for the agents of nodes that open tunnels")
+	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Update(t.Context(), agents("n1", "n2 not"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range s.First() {
+		if service.Policy.Tunnelled && len(service.Backends) != 1 {
+			t.Errorf("at first, %s has the nodes %v", service.Name, service.Backends)
+		}
+	}
+	if d := s.Decapsulation(); len(d.From) != 1 {
+		t.Errorf("at first, it takes tunnels from %v", d.From)
 	}
 }

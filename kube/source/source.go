@@ -211,6 +211,7 @@ func (s *Source) Open(ctx context.Context) error {
 		}
 		return fmt.Errorf("read Services, EndpointSlices and Node %q: %w: is the apiserver where the kubeconfig says?", s.options.Node, context.Cause(ctx))
 	}
+	s.awaitPeers(ctx)
 	return nil
 }
 
