@@ -182,13 +182,18 @@ func (w *Writer) text(e entry) string {
 
 // write sets only this node's key, and leaves the object's other keys alone, so agents do not wait for each other.
 func (w *Writer) write(ctx context.Context, e entry) error {
-	patch, err := json.Marshal(map[string]any{"data": map[string]*string{w.key: e.value}})
+	return patch(ctx, w.options.Client, w.namespace, w.name, map[string]*string{w.key: e.value})
+}
+
+// patch sets and removes (nil) entries of a ConfigMap.
+func patch(ctx context.Context, client kubernetes.Interface, namespace, name string, entries map[string]*string) error {
+	text, err := json.Marshal(map[string]any{"data": entries})
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = w.options.Client.CoreV1().ConfigMaps(w.namespace).Patch(ctx, w.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = client.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, text, metav1.PatchOptions{})
 	return err
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
 )
@@ -86,6 +88,19 @@ func (w *Writer) Withdraw(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// ForgetTunnels removes the entries of nodes from the ConfigMap called NAMESPACE/NAME.
+func ForgetTunnels(ctx context.Context, client kubernetes.Interface, object string, nodes []string) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(object)
+	if err != nil {
+		return err
+	}
+	entries := map[string]*string{}
+	for _, node := range nodes {
+		entries[node+tunnelKeyEnd] = nil
+	}
+	return patch(ctx, client, namespace, name, entries)
 }
 
 // OwnTunnel returns a node's entry for tunnels; nil: there is none.

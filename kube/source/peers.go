@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/shunt-lb/shunt/internal/lb/model"
@@ -321,16 +323,20 @@ func (s *Source) awaitPeers(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.options.Direct.Patience, peersPatience))
 	defer cancel()
-	told := false
+	missing := s.missingPeers()
+	if len(missing) == 0 {
+		return
+	}
+	if missing = s.forgetNodes(ctx, missing); len(missing) > 0 {
+		s.options.Log.Info("waiting for the agents of nodes that open tunnels", "nodes", missing)
+	}
+	awaited := slices.Clone(missing)
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
-	for missing := s.missingPeers(); len(missing) > 0; missing = s.missingPeers() {
-		if !told {
-			s.options.Log.Info("waiting for the agents of nodes that open tunnels", "nodes", missing)
-			told = true
-		}
+	for len(missing) > 0 {
 		select {
 		case <-again.C:
+			missing = slices.DeleteFunc(s.missingPeers(), func(node string) bool { return !slices.Contains(awaited, node) })
 		case <-ctx.Done():
 			s.options.Log.Warn("nodes that open tunnels have no agent, or none with an address of each family; going on without them", "nodes", missing)
 			return
@@ -338,7 +344,7 @@ func (s *Source) awaitPeers(ctx context.Context) {
 	}
 }
 
-// missingPeers returns the nodes that open tunnels and are not listed with an address of each family that this node has.
+// missingPeers returns the nodes that open tunnels and are not listed with an address of each family that this node and the agents' Service have.
 func (s *Source) missingPeers() (nodes []string) {
 	s.readNode()
 	listed := s.listedAgents()
@@ -347,7 +353,8 @@ func (s *Source) missingPeers() (nodes []string) {
 			continue
 		}
 		for _, own := range s.translator.Node.Addresses {
-			if !slices.ContainsFunc(listed[node].addresses, func(a netip.Addr) bool { return a.Is4() == own.Is4() }) {
+			same := func(a netip.Addr) bool { return a.Is4() == own.Is4() }
+			if s.agentsHave(own.Is4()) && !slices.ContainsFunc(listed[node].addresses, same) {
 				nodes = append(nodes, node)
 				break
 			}
@@ -355,6 +362,35 @@ func (s *Source) missingPeers() (nodes []string) {
 	}
 	slices.Sort(nodes)
 	return nodes
+}
+
+// agentsHave reports whether the Service of the agents has endpoints of a family; a Service that is not there may have any.
+func (s *Source) agentsHave(is4 bool) bool {
+	object, there, err := s.services.GetStore().GetByKey(s.options.Agents)
+	if err != nil || !there {
+		return true
+	}
+	return slices.ContainsFunc(object.(*corev1.Service).Spec.IPFamilies, func(f corev1.IPFamily) bool { return (f == corev1.IPv4Protocol) == is4 })
+}
+
+// forgetNodes removes the entries of nodes that are no longer in the cluster, and returns the other ones: an agent whose node has gone cannot
+// remove its entry. A node that comes back with the name has an agent that writes it again.
+func (s *Source) forgetNodes(ctx context.Context, nodes []string) []string {
+	var gone []string
+	for _, node := range nodes {
+		if _, err := s.options.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			gone = append(gone, node)
+		}
+	}
+	if len(gone) == 0 {
+		return nodes
+	}
+	if err := place.ForgetTunnels(ctx, s.options.Client, s.options.Direct.Entries, gone); err != nil {
+		s.options.Log.Warn("cannot remove the tunnels of nodes that have gone from the ConfigMap; the next agent that starts tries again", "nodes", gone, "error", err)
+	} else {
+		s.options.Log.Info("removed the tunnels of nodes that have gone from the ConfigMap", "nodes", gone)
+	}
+	return slices.DeleteFunc(nodes, func(node string) bool { return slices.Contains(gone, node) })
 }
 
 // readPeers returns the Services whose translation depends on agents that have changed.

@@ -159,7 +159,7 @@ func follow(t *testing.T, options source.Options, k *taker) *source.Source {
 // changes nothing, and only Services with endpoints on a changed node are translated anew.
 func TestDirect(t *testing.T) {
 	ctx := t.Context()
-	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), nodePort("other", "10.96.0.2", 30081), onNodes("web", "n1", "n2"), onNodes("other", "n3"),
+	client := fake.NewClientset(node("10.0.0.1"), another("n2"), another("n3"), nodePort("web", "10.96.0.1", 30080), nodePort("other", "10.96.0.2", 30081), onNodes("web", "n1", "n2"), onNodes("other", "n3"),
 		agents("n1 not", "n2", "n3"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "ipip"}))
 	k, h := &taker{}, &heard{}
 	h.taker = k
@@ -240,7 +240,7 @@ func TestDirect(t *testing.T) {
 // fault names the agent that is listed and not ready; and what is known of a node that has gone is forgotten.
 func TestDirectAway(t *testing.T) {
 	ctx := t.Context()
-	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))
+	client := fake.NewClientset(node("10.0.0.1"), another("n2"), another("n3"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))
 	k, h := &taker{}, &heard{}
 	h.taker = k
 	s := follow(t, source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Millisecond), Log: slog.New(slog.NewTextHandler(k, nil))}, k)
@@ -283,7 +283,7 @@ func TestDirectAway(t *testing.T) {
 
 // TestDirectReusedAddress: a machine has the address of one that has just gone: the address is no longer that one's.
 func TestDirectReusedAddress(t *testing.T) {
-	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2", "n3"), agents("n1", "n2"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"}))
+	client := fake.NewClientset(node("10.0.0.1"), another("n2"), another("n3"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2", "n3"), agents("n1", "n2"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n3_tunnel": "gue:6080"}))
 	k, h := &taker{}, &heard{}
 	h.taker = k
 	follow(t, source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Hour), Log: slog.New(slog.NewTextHandler(k, nil))}, k)
@@ -298,7 +298,7 @@ func TestDirectReusedAddress(t *testing.T) {
 // TestDirectPort: a node opens GUE at the port of its file, and sends to nodes with this port alone. A command that looks
 // takes the port from the agent's entry.
 func TestDirectPort(t *testing.T) {
-	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1", "n2"), tunnels(map[string]string{"n1_tunnel": "gue:7000", "n2_tunnel": "gue:7000"}))
+	client := fake.NewClientset(node("10.0.0.1"), another("n2"), another("n3"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1", "n2"), agents("n1", "n2"), tunnels(map[string]string{"n1_tunnel": "gue:7000", "n2_tunnel": "gue:7000"}))
 	k, h := &taker{}, &heard{}
 	options := source.Options{Client: client, Node: "n1", Agents: "kube-system/agents", Direct: h.direct(time.Hour), Log: slog.New(slog.NewTextHandler(k, nil))}
 	const direct, here = "@direct dsr-gue n1=10.0.0.1*1 n2=10.0.0.2*1", "@here nat-destination 10.244.1.5*1"
@@ -342,7 +342,7 @@ func TestDirectPort(t *testing.T) {
 // TestNoDirect: without the switch, the node has no part in direct return.
 func TestNoDirect(t *testing.T) {
 	k := &taker{}
-	s := follow(t, source.Options{Client: fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1")), Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))}, k)
+	s := follow(t, source.Options{Client: fake.NewClientset(node("10.0.0.1"), another("n2"), another("n3"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n1")), Node: "n1", Log: slog.New(slog.NewTextHandler(k, nil))}, k)
 	k.becomes(t, "at first", map[string]string{"web": "nat 10.244.1.5*1"})
 	if d := s.Decapsulation(); d != nil {
 		t.Errorf("the node's part is %v", d)
@@ -369,9 +369,15 @@ func TestDirectOptions(t *testing.T) {
 	}
 }
 
-// TestDirectAwaitsPeers: an agent that starts while another one is replaced waits for its address, or until its patience ends.
+func another(node string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}} }
+
+// TestDirectAwaitsPeers: an agent that starts while another one is replaced waits for its address, or until its patience ends. It awaits no node that
+// has gone, and removes its entry, and no address of a family that the agents' Service has not.
 func TestDirectAwaitsPeers(t *testing.T) {
-	client := fake.NewClientset(node("10.0.0.1"), nodePort("web", "10.96.0.1", 30080), onNodes("web", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080"}))
+	own := node("10.0.0.1")
+	own.Status.Addresses = append(own.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "fd00::1"})
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "agents"}, Spec: corev1.ServiceSpec{ClusterIP: "None", IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}}}
+	client := fake.NewClientset(own, another("n2"), service, nodePort("web", "10.96.0.1", 30080), onNodes("web", "n2"), agents("n1"), tunnels(map[string]string{"n2_tunnel": "gue:6080", "n9_tunnel": "gue:6080"}))
 	open := func(patience time.Duration) (k *taker, s *source.Source, opened chan error) {
 		k, h := &taker{}, &heard{}
 		h.taker = k
@@ -403,6 +409,11 @@ func TestDirectAwaitsPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(k, "going on without them")
+	says(k, "removed the tunnels of nodes that have gone from the ConfigMap\" nodes=[n9]")
+	entries, err := client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "tunnels", metav1.GetOptions{})
+	if err != nil || len(entries.Data) != 1 || entries.Data["n2_tunnel"] == "" {
+		t.Errorf("the entries are %v, %v", entries.Data, err)
+	}
 	k, s, opened := open(time.Hour)
 	says(k, "waiting for the agents of nodes that open tunnels")
 	if _, err := client.DiscoveryV1().EndpointSlices("kube-system").Update(t.Context(), agents("n1", "n2 not"), metav1.UpdateOptions{}); err != nil {
