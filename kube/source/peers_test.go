@@ -369,7 +369,9 @@ func TestDirectOptions(t *testing.T) {
 	}
 }
 
-func another(node string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}} }
+func another(node string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+}
 
 // TestDirectAwaitsPeers: an agent that starts while another one is replaced waits for its address, or until its patience ends. It awaits no node that
 // has gone, and removes its entry, and no address of a family that the agents' Service has not.
