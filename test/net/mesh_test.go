@@ -347,7 +347,7 @@ func TestMeshTools(t *testing.T) {
 		_, out := b.shunt(0, "doctor", "--backend", "--vip", meshVIPs[0].String()+","+meshVIPs[1].String(), "--forwarding", "dsr-ipip")
 		return out
 	}
-	if out := doctor(); !strings.Contains(out, "Nothing is wrong") {
+	if out := doctor(); !strings.Contains(out, "this machine is ready for direct return") {
 		t.Errorf("shunt doctor on a balancer that is a backend:\n%s", out)
 	}
 	text, err := os.ReadFile(b.path(0))
@@ -369,7 +369,7 @@ func TestMeshTools(t *testing.T) {
 		t.Errorf("without decapsulation the machine is a backend still:\n%s", doctor())
 	}
 	reload(string(text))
-	if out := doctor(); !b.has(0, meshVIPs[0]) || !strings.Contains(out, "Nothing is wrong") {
+	if out := doctor(); !b.has(0, meshVIPs[0]) || !strings.Contains(out, "this machine is ready for direct return") {
 		t.Errorf("with decapsulation again:\n%s", out)
 	}
 	b.end(0, syscall.SIGKILL)
