@@ -183,14 +183,16 @@ func (c *Cluster) warnings(ctx context.Context, namespace, name string) string {
 
 // label gives a pod a label.
 func (c *Cluster) label(ctx context.Context, pod *corev1.Pod, name, value string) error {
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, name, value)
-	_, err := c.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := c.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, labelPatch(name, value), metav1.PatchOptions{})
 	return err
 }
 
 // LabelNode gives a node a label.
 func (c *Cluster) LabelNode(ctx context.Context, node *Node, name, value string) error {
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, name, value)
-	_, err := c.Client.CoreV1().Nodes().Patch(ctx, node.Name(), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := c.Client.CoreV1().Nodes().Patch(ctx, node.Name(), types.MergePatchType, labelPatch(name, value), metav1.PatchOptions{})
 	return err
+}
+
+func labelPatch(name, value string) []byte {
+	return fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, name, value)
 }

@@ -98,7 +98,7 @@ func ForgetTunnels(ctx context.Context, client kubernetes.Interface, object stri
 	}
 	entries := map[string]*string{}
 	for _, node := range nodes {
-		entries[node+tunnelKeyEnd] = nil
+		entries[TunnelKey(node)] = nil
 	}
 	return patch(ctx, client, namespace, name, entries)
 }

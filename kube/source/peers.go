@@ -321,24 +321,24 @@ func (s *Source) awaitPeers(ctx context.Context) {
 	if s.tunnels == nil || s.refused != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.options.Direct.Patience, peersPatience))
-	defer cancel()
+	s.readNode()
 	missing := s.missingPeers()
-	if len(missing) == 0 {
-		return
-	}
-	if missing = s.forgetNodes(ctx, missing); len(missing) > 0 {
+	if len(missing) > 0 {
 		s.options.Log.Info("waiting for the agents of nodes that open tunnels", "nodes", missing)
 	}
-	awaited := slices.Clone(missing)
+	patience := time.After(cmp.Or(s.options.Direct.Patience, peersPatience))
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for len(missing) > 0 {
 		select {
 		case <-again.C:
-			missing = slices.DeleteFunc(s.missingPeers(), func(node string) bool { return !slices.Contains(awaited, node) })
+			missing = s.missingPeers()
 		case <-ctx.Done():
-			s.options.Log.Warn("nodes that open tunnels have no agent, or none with an address of each family; going on without them", "nodes", missing)
+			return
+		case <-patience:
+			if missing = s.forgetNodes(ctx, missing); len(missing) > 0 {
+				s.options.Log.Warn("nodes that open tunnels have no agent, or none with an address of each family; going on without them", "nodes", missing)
+			}
 			return
 		}
 	}
@@ -346,18 +346,14 @@ func (s *Source) awaitPeers(ctx context.Context) {
 
 // missingPeers returns the nodes that open tunnels and are not listed with an address of each family that this node and the agents' Service have.
 func (s *Source) missingPeers() (nodes []string) {
-	s.readNode()
 	listed := s.listedAgents()
 	for node, entry := range place.ParseTunnels(s.dataOf(s.tunnels, s.options.Direct.Entries)) {
-		if node == s.options.Node || entry.Forwarding != s.options.Direct.Tunnel.Forwarding {
-			continue
-		}
-		for _, own := range s.translator.Node.Addresses {
+		lacks := func(own netip.Addr) bool {
 			same := func(a netip.Addr) bool { return a.Is4() == own.Is4() }
-			if s.agentsHave(own.Is4()) && !slices.ContainsFunc(listed[node].addresses, same) {
-				nodes = append(nodes, node)
-				break
-			}
+			return s.agentsHave(own.Is4()) && !slices.ContainsFunc(listed[node].addresses, same)
+		}
+		if node != s.options.Node && entry.Forwarding == s.options.Direct.Tunnel.Forwarding && slices.ContainsFunc(s.translator.Node.Addresses, lacks) {
+			nodes = append(nodes, node)
 		}
 	}
 	slices.Sort(nodes)
@@ -374,8 +370,11 @@ func (s *Source) agentsHave(is4 bool) bool {
 }
 
 // forgetNodes removes the entries of nodes that are no longer in the cluster, and returns the other ones: an agent whose node has gone cannot
-// remove its entry. A node that comes back with the name has an agent that writes it again.
+// remove its entry. A node that comes back with the name has an agent that writes it again. Each node costs a request, so only those are asked for that
+// have been awaited in vain.
 func (s *Source) forgetNodes(ctx context.Context, nodes []string) []string {
+	ctx, cancel := context.WithTimeout(ctx, peersPatience)
+	defer cancel()
 	var gone []string
 	for _, node := range nodes {
 		if _, err := s.options.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); apierrors.IsNotFound(err) {
