@@ -81,14 +81,14 @@ func findHeaders(ctx context.Context, dir, release string) (string, error) {
 	if err := unpack(ctx, dir, folder, packages...); err != nil {
 		return "", err
 	}
-	// The Makefile names its other half by the path of an installed package. With vmlinux, the module's types would be
-	// described, which needs more programs.
+	// The Makefile names its other half by the path of an installed package; beside itself it is found wherever the
+	// repository is. With vmlinux, the module's types would be described, which needs more programs.
 	makefile := filepath.Join(top, "Makefile")
 	text, err := os.ReadFile(makefile)
 	if err != nil {
 		return "", err
 	}
-	text = bytes.ReplaceAll(text, []byte("/usr/src/"), []byte(filepath.Join(dir, folder, "usr", "src")+"/"))
+	text = bytes.ReplaceAll(text, []byte("/usr/src/"), []byte("../"))
 	if err := os.RemoveAll(filepath.Join(top, "vmlinux")); err != nil {
 		return "", err
 	}
