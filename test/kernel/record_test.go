@@ -4,6 +4,8 @@ import (
 	goflag "flag"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,13 +76,48 @@ func TestRecord(t *testing.T) {
 	}
 	network, packets := suite.Report{Package: "p/test/net", Passed: 7}, suite.Report{Package: "p/test/packet", Passed: 9, Skipped: []string{"TestX"}}
 	run("6.1.5", network, packets)
-	table("| Linux 6.1 |", "namespaces | 7 passed, 1970-01-01 |", "packet | 9 passed, 1 skipped, 1970-01-01 |", "| not shown |", "| 6.1.5, in a virtual")
+	table("| Linux 6.1 |", "namespaces | 7 passed, 1970-01-01 |", "each packet | 9 passed, 1 skipped, 1970-01-01 |", "| not shown |", "| 6.1.5, in a virtual")
 	network.Splats = 1
 	run("6.1.5", network, packets)
-	table("namespaces | not shown |", "packet | 9 passed, 1 skipped")
+	table("namespaces | not shown |", "each packet | 9 passed, 1 skipped")
 	run("6.1.6", packets) // the guest died before it came to the other package
-	table("namespaces | not shown |", "packet | 9 passed, 1 skipped", "| 6.1.6, in a virtual")
+	table("namespaces | not shown |", "each packet | 9 passed, 1 skipped", "| 6.1.6, in a virtual")
 	tests = tests[:1]
 	run("6.1.7")
-	table("packet | not shown |")
+	table("each packet | not shown |")
+}
+
+// TestRowsHaveAllPackages compares the rows of README.md's table with the Makefile's list.
+func TestRowsHaveAllPackages(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := regexp.MustCompile(`(?m)^KERNEL_PACKAGES \?= (.*)$`).FindSubmatch(text)
+	if list == nil {
+		t.Fatal("the Makefile has no KERNEL_PACKAGES ?=")
+	}
+	run := strings.Split(strings.ReplaceAll(string(list[1]), "./", ""), ",")
+	var shown []string
+	for _, row := range rows {
+		shown = append(shown, row.packages...)
+	}
+	slices.Sort(run)
+	slices.Sort(shown)
+	if diff := cmp.Diff(shown, run); diff != "" {
+		t.Errorf("the rows of record.go do not have the packages of the Makefile (-rows +Makefile):\n%s", diff)
+	}
+}
+
+func TestCellOfSeveralPackages(t *testing.T) {
+	k := passedKernel{Packages: map[string]passedPackage{"a": {Date: "2026-02-03", Passed: 4}, "b": {Date: "2026-01-09", Passed: 30, Skipped: []string{"TestX", "TestY"}}}}
+	for want, packages := range map[string][]string{
+		"34 passed, 2 skipped, 2026-01-09":                            {"a", "b"},
+		"34 passed, 2 skipped, 1 of 3 packages not shown, 2026-01-09": {"a", "b", "c"},
+		"not shown": {"c", "d"},
+	} {
+		if got := k.cell(packages); got != want {
+			t.Errorf("%v: %q, want %q", packages, got, want)
+		}
+	}
 }
