@@ -67,10 +67,13 @@ func example() *Sample {
 	}
 }
 
+// nameScheme is the rule for names that Prometheus' parser applies.
+const nameScheme = model.LegacyValidation
+
 // parse reads an answer as Prometheus does.
 func parse(t *testing.T, text string) map[string]*dto.MetricFamily {
 	t.Helper()
-	parser := expfmt.NewTextParser(model.LegacyValidation)
+	parser := expfmt.NewTextParser(nameScheme)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
 		t.Fatalf("the answer is not Prometheus' text format: %v\n%s", err, text)
