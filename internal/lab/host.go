@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -180,11 +181,16 @@ func onThread(enter, do func() error) error {
 	return <-result
 }
 
+// noKeepAlive keeps idle connections silent. By default, Go's ends ask each other every 15 s, so a slow machine
+// has packets that a fast one does not have.
+const noKeepAlive = time.Duration(-1)
+
 // Listen is net.Listen in the namespace; address is a literal, as in "10.0.0.2:80".
 func (h *Host) Listen(network, address string) (net.Listener, error) {
 	var l net.Listener
 	err := h.Run(func() (err error) {
-		l, err = net.Listen(network, address)
+		config := net.ListenConfig{KeepAlive: noKeepAlive}
+		l, err = config.Listen(context.Background(), network, address)
 		return err
 	})
 	if err != nil {
@@ -221,7 +227,7 @@ func (h *Host) DialFrom(ctx context.Context, network string, local netip.AddrPor
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("host %s: dial %q: %w: give a literal address and port", h.name, address, err)
 	}
-	dialer := net.Dialer{ControlContext: reuse}
+	dialer := net.Dialer{ControlContext: reuse, KeepAlive: noKeepAlive}
 	isUDP := strings.HasPrefix(network, "udp")
 	switch {
 	case !local.IsValid():
