@@ -41,6 +41,7 @@ func (a *applier) change(ctx context.Context, declared []state.Declaration, acce
 	if err := a.plane.datapath.Prepare(come); err != nil {
 		return reconcile.Difference{}, err
 	}
+	a.plane.server.expect(next)
 	// Interfaces come before contents: the interface that leads to a backend must be known before a record
 	// names it.
 	if ofMachine {

@@ -63,6 +63,7 @@ type decapsulation struct {
 	space    string
 
 	inner   innerAddresses
+	known   bool        // follow has stored served
 	served  atomic.Bool // this machine is a backend
 	onStack atomic.Bool // and its stack has the VIPs
 	doubted atomic.Bool // interfaces were attached to since follow
@@ -92,6 +93,14 @@ func (d *decapsulation) serves() bool { return d.served.Load() }
 
 // hasVIPs reports whether this machine has the VIPs of services with direct return itself.
 func (d *decapsulation) hasVIPs() bool { return d.onStack.Load() }
+
+// expect assumes until the first follow that this machine is a backend, if the configuration has decapsulation:
+// interfaces are attached to before, and backends on this machine must not be called out of reach meanwhile.
+func (d *decapsulation) expect(next *state.Snapshot) {
+	if !d.known {
+		d.served.Store(next.Decapsulation.Tunnelled || len(next.Decapsulation.From) > 0)
+	}
+}
 
 // doubt makes the next follow load all programs again, because interfaces were attached to.
 func (d *decapsulation) doubt() { d.doubted.Store(true) }
@@ -135,6 +144,7 @@ func (d *decapsulation) follow(next *state.Snapshot, attached []kernel.Attachmen
 		d.doubt()
 		return fmt.Errorf("make this machine a backend of its own services: %w", err)
 	}
+	d.known = true
 	d.served.Store(len(wanted.VIPs) > 0)
 	d.onStack.Store(onStack)
 	if !onStack {

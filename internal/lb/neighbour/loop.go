@@ -289,6 +289,9 @@ func (w *Watcher) host(a netip.Addr) Hop {
 	h := Hop{Address: a, NextHop: a, Host: true}
 	if w.opts.Host != nil {
 		h.Interface, h.MAC, h.Resolved = w.opts.Host()
+		if h.Interface == 0 { // none is attached to yet
+			return h
+		}
 	}
 	if !h.Resolved {
 		h.Err = fmt.Sprintf("%s is an address of this host, whose answers do not pass XDP: set attach: tc for the interfaces that clients use", a)

@@ -79,7 +79,8 @@ type Options struct {
 	Resync time.Duration
 
 	// Host returns the interface for servers on this host itself. ok reports whether packets get there and
-	// answers are seen. Without Host, or with ok false, an address of the host is not resolved.
+	// answers are seen. Without Host, or with ok false, an address of the host is not resolved; with an iface of 0,
+	// which is none, it is not called out of reach yet.
 	Host func() (iface int, mac net.HardwareAddr, ok bool)
 
 	// Attached returns the indices of the interfaces through which the data plane sends clients' packets; nil:

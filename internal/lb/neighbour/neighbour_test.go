@@ -196,15 +196,21 @@ func TestRouteThatAppearsLater(t *testing.T) {
 // TestReview: the kernel does not report that Host's answer has changed, so the caller does.
 func TestReview(t *testing.T) {
 	s := newSite(t)
-	var met atomic.Bool
+	var attached, met atomic.Bool
 	w, told := s.watch(t, Options{Resync: time.Hour, Host: func() (int, net.HardwareAddr, bool) {
+		if !attached.Load() {
+			return 0, nil, false
+		}
 		return s.balancer.Index(t, "lan"), s.balancer.MAC(t, "lan"), met.Load()
 	}})
 	w.Want(addrs("10.8.0.1"))
 	nstest.Eventually(t, "it is told", func() bool { return len(told.of("10.8.0.1")) == 1 })
-	if h := told.of("10.8.0.1")[0]; !h.Host || h.Resolved {
-		t.Errorf("told %+v, want an address of the host that is not resolved", h)
+	if h := told.of("10.8.0.1")[0]; !h.Host || h.Resolved || h.Err != "" {
+		t.Errorf("told %+v, want an address of the host that is neither resolved nor out of reach", h)
 	}
+	attached.Store(true)
+	w.Review()
+	nstest.Eventually(t, "it is out of reach", func() bool { h := told.of("10.8.0.1"); return h[len(h)-1].Err != "" })
 	met.Store(true)
 	w.Want(addrs("10.8.0.1")) // the same as before
 	w.Review()
