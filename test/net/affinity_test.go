@@ -116,7 +116,7 @@ func TestAffinity(t *testing.T) {
 					}
 				}
 				text := b.one(forwarding, settle(), lines...)
-				return strings.ReplaceAll(text, "    backends:\n", "    affinity: client-ip\n    affinity_timeout: 30s\n    backends:\n")
+				return strings.ReplaceAll(text, "    backends:\n", "    affinity: client-ip\n    affinity_timeout: 30m\n    backends:\n")
 			}
 			b.write(file(1, 1, 1))
 			b.start()

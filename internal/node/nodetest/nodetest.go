@@ -19,9 +19,9 @@ import (
 	"github.com/shunt-lb/shunt/internal/node"
 )
 
-// Patience is the time to wait for something that takes milliseconds. An emulated machine takes some ten seconds, because it verifies
+// Patience is the time to wait for something that takes milliseconds. An emulated machine that does other things beside takes more than a minute, because it verifies
 // each program that the daemon loads.
-const Patience = time.Minute
+const Patience = 5 * time.Minute
 
 // metricsAddress is the address of the daemon's metrics, in its own network namespace.
 const metricsAddress = "127.0.0.1:9470"
