@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -66,7 +67,9 @@ func Main(args []string, out, errOut io.Writer) int {
 // cluster has the apiserver's address, and this node's name there.
 type cluster struct {
 	kubeconfig, node, proxyName string
-	inside                      bool // external IPs are for clients in the cluster, too
+	inside                      bool    // external IPs are for clients in the cluster, too
+	moving                      bool    // connections that began before are left to the host
+	variables                   []error // of the environment, which cannot be read
 	ranges                      []string
 	announce                    string
 	agents                      string
@@ -83,7 +86,8 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringVar(&c.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file for the apiserver (KUBECONFIG); default: the pod's service account")
 	command.Flags().StringVar(&c.node, "node-name", os.Getenv("NODE_NAME"), "name of this machine's Node object (NODE_NAME); default: the host's name")
 	command.Flags().StringVar(&c.proxyName, "service-proxy-name", "", "serve the Services with this value of the label service.kubernetes.io/service-proxy-name, instead of Services without the label")
-	command.Flags().BoolVar(&c.inside, "external-ips-inside", true, "serve externalIPs to clients in the cluster, too; with false, users who may make Services cannot redirect pods' connections to any address")
+	c.boolean(command, &c.inside, "external-ips-inside", "EXTERNAL_IPS_INSIDE", true, "serve externalIPs to clients in the cluster, too; with false, users who may make Services cannot redirect pods' connections to any address (EXTERNAL_IPS_INSIDE=false)")
+	c.boolean(command, &c.moving, "moving", "MOVING", false, "leave earlier TCP connections to the host, whose connection tracking knows them, until kube-proxy's connections have ended (MOVING=true)")
 	var ranges []string
 	if text := os.Getenv("LOAD_BALANCER_POOL"); text != "" {
 		ranges = strings.Split(text, ",")
@@ -91,10 +95,22 @@ func (c *cluster) flags(command *cobra.Command) {
 	command.Flags().StringSliceVar(&c.ranges, "load-balancer-pool", ranges, "addresses for Services of type LoadBalancer: FIRST-LAST, PREFIX or ADDRESS, separated by commas (LOAD_BALANCER_POOL); default: this agent gives none")
 	command.Flags().StringVar(&c.announce, "load-balancer-announce", cmp.Or(os.Getenv("LOAD_BALANCER_ANNOUNCE"), announceL2), "how the network learns where these addresses are: l2, by ARP and neighbour discovery, or none (LOAD_BALANCER_ANNOUNCE)")
 	command.Flags().StringVar(&c.agents, "agents", os.Getenv("AGENTS"), "NAMESPACE/NAME of the Service whose endpoints are the agents of all nodes (AGENTS); default: they are not known")
-	command.Flags().BoolVar(&c.elect, "load-balancer-elect", os.Getenv("LOAD_BALANCER_ELECT") != "false", "with --agents, one ready agent announces each address of a load balancer; with false, or without --agents, each agent asks for all addresses, and one gets each (LOAD_BALANCER_ELECT=false)")
+	c.boolean(command, &c.elect, "load-balancer-elect", "LOAD_BALANCER_ELECT", true, "with --agents, one ready agent announces each address of a load balancer; with false, or without --agents, each agent asks for all addresses, and one gets each (LOAD_BALANCER_ELECT=false)")
 	command.Flags().StringVar(&c.networks, "load-balancer-networks", os.Getenv("LOAD_BALANCER_NETWORKS"), "NAMESPACE/NAME of the ConfigMap in which agents say in which networks their nodes are, for --load-balancer-elect: a node in an address's network announces it (LOAD_BALANCER_NETWORKS); default: any node does")
 	command.Flags().StringVar(&c.direct, "direct-return", os.Getenv("DIRECT_RETURN"), "tunnels, gue or ipip, in which nodes send packets of clients outside to a node with a pod, which answers the client itself, so pods see the clients' addresses; needs --agents and --direct-return-tunnels (DIRECT_RETURN); default: none, and pods see a node's address")
 	command.Flags().StringVar(&c.tunnels, "direct-return-tunnels", os.Getenv("DIRECT_RETURN_TUNNELS"), "NAMESPACE/NAME of the ConfigMap in which agents say which tunnels their nodes open, for --direct-return (DIRECT_RETURN_TUNNELS)")
+}
+
+// boolean adds a flag whose default is a variable of the environment; otherwise is the default without it.
+func (c *cluster) boolean(command *cobra.Command, into *bool, flag, variable string, otherwise bool, usage string) {
+	value := otherwise
+	if text := os.Getenv(variable); text != "" {
+		var err error
+		if value, err = strconv.ParseBool(text); err != nil {
+			c.variables = append(c.variables, usageError{fmt.Errorf("%s in the environment is true or false, not %q", variable, text)})
+		}
+	}
+	command.Flags().BoolVar(into, flag, value, usage)
 }
 
 // The words of --load-balancer-announce are the same as for `announce` in the file.
@@ -105,6 +121,9 @@ const (
 
 // check reads the flags with a syntax of their own.
 func (c *cluster) check() (err error) {
+	if err := errors.Join(c.variables...); err != nil {
+		return err
+	}
 	if c.announce != announceL2 && c.announce != announceNone {
 		return usageError{fmt.Errorf("--load-balancer-announce is %s or %s, not %q", announceL2, announceNone, c.announce)}
 	}
@@ -180,7 +199,7 @@ func (c *cluster) balance(wake func()) func([]*corev1.Service) []translate.Fault
 // options returns a source's options that the flags say.
 func (c *cluster) options(client kubernetes.Interface, log *slog.Logger) source.Options {
 	return source.Options{Client: client, Node: c.node, ProxyName: c.proxyName, Announce: c.announces(), Agents: c.followed(), Elect: c.elects(), Networks: c.located(),
-		Direct: source.Direct{Tunnel: c.tunnel(), Entries: c.tunnels}, Outside: !c.inside, Contact: c.contact, Log: log}
+		Direct: source.Direct{Tunnel: c.tunnel(), Entries: c.tunnels}, Outside: !c.inside, Moving: c.moving, Contact: c.contact, Log: log}
 }
 
 // open prepares the source; it asks nothing yet.

@@ -46,16 +46,18 @@ func TestRunRefusesWhatMakesNoSense(t *testing.T) {
 // TestClusterOptions: flags and the environment say which agents are followed, and for what.
 func TestClusterOptions(t *testing.T) {
 	for _, c := range []struct{ arguments, environment, want string }{
-		{"", "", "agents= elect=false networks= direct= entries="},
-		{"--agents k/a --load-balancer-networks k/n", "", "agents= elect=false networks= direct= entries="}, // nothing is announced
-		{"--load-balancer-pool 192.0.2.0/24", "", "agents= elect=false networks= direct= entries="},
-		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "", "agents=k/a elect=true networks=k/n direct= entries="},
-		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "LOAD_BALANCER_ELECT=false", "agents= elect=false networks= direct= entries="},
-		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-elect", "LOAD_BALANCER_ELECT=false", "agents=k/a elect=true networks= direct= entries="},
-		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-announce none --agents k/a", "", "agents= elect=false networks= direct= entries="},
-		{"--direct-return gue --agents k/a --direct-return-tunnels k/t", "", "agents=k/a elect=false networks= direct=gue:6080 entries=k/t"},
-		{"", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t"},
-		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-networks k/n --load-balancer-elect=false", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t"},
+		{"", "", "agents= elect=false networks= direct= entries= moving=false outside=false"},
+		{"--agents k/a --load-balancer-networks k/n", "", "agents= elect=false networks= direct= entries= moving=false outside=false"}, // nothing is announced
+		{"--load-balancer-pool 192.0.2.0/24", "", "agents= elect=false networks= direct= entries= moving=false outside=false"},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "", "agents=k/a elect=true networks=k/n direct= entries= moving=false outside=false"},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-networks k/n", "LOAD_BALANCER_ELECT=false", "agents= elect=false networks= direct= entries= moving=false outside=false"},
+		{"--load-balancer-pool 192.0.2.0/24 --agents k/a --load-balancer-elect", "LOAD_BALANCER_ELECT=false", "agents=k/a elect=true networks= direct= entries= moving=false outside=false"},
+		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-announce none --agents k/a", "", "agents= elect=false networks= direct= entries= moving=false outside=false"},
+		{"--direct-return gue --agents k/a --direct-return-tunnels k/t", "", "agents=k/a elect=false networks= direct=gue:6080 entries=k/t moving=false outside=false"},
+		{"", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t moving=false outside=false"},
+		{"--load-balancer-pool 192.0.2.0/24 --load-balancer-networks k/n --load-balancer-elect=false", "DIRECT_RETURN=ipip AGENTS=k/a DIRECT_RETURN_TUNNELS=k/t", "agents=k/a elect=false networks= direct=ipip entries=k/t moving=false outside=false"},
+		{"", "MOVING=true EXTERNAL_IPS_INSIDE=false", "agents= elect=false networks= direct= entries= moving=true outside=true"},
+		{"--moving --external-ips-inside=false", "", "agents= elect=false networks= direct= entries= moving=true outside=true"},
 	} {
 		t.Run(c.arguments+" "+c.environment, func(t *testing.T) {
 			for _, entry := range strings.Fields(c.environment) {
@@ -69,7 +71,7 @@ func TestClusterOptions(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := from.options(nil, nil)
-			if got := fmt.Sprintf("agents=%s elect=%t networks=%s direct=%s entries=%s", o.Agents, o.Elect, o.Networks, o.Direct.Tunnel, o.Direct.Entries); got != c.want {
+			if got := fmt.Sprintf("agents=%s elect=%t networks=%s direct=%s entries=%s moving=%t outside=%t", o.Agents, o.Elect, o.Networks, o.Direct.Tunnel, o.Direct.Entries, o.Moving, o.Outside); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 		})
@@ -129,5 +131,16 @@ func TestAwaitsInterfaces(t *testing.T) {
 	}
 	if err := awaitInterfaces(t.Context(), nil, []string{"lo"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestVariablesThatSayNothing: a variable that is neither true nor false is named, and not taken for one of them.
+func TestVariablesThatSayNothing(t *testing.T) {
+	t.Setenv("MOVING", "yes")
+	var from cluster
+	from.flags(&cobra.Command{})
+	var usage usageError
+	if err := from.check(); !errors.As(err, &usage) || !strings.Contains(err.Error(), `MOVING in the environment is true or false, not "yes"`) {
+		t.Errorf("%v, want a usage error that names MOVING", err)
 	}
 }

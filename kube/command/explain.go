@@ -128,6 +128,9 @@ func printVariant(w io.Writer, v translate.VariantExplanation) {
 	if len(v.AllowFrom) > 0 {
 		fmt.Fprintf(w, "  for clients in %v\n", v.AllowFrom)
 	}
+	if v.Policy.PassesBegun {
+		fmt.Fprintf(w, "  TCP connections from before are left to the host (--moving)\n")
+	}
 	switch {
 	case v.Policy.Tunnelled:
 		fmt.Fprintf(w, "  to nodes %s\n", strings.Join(nodesOf(v.Backends), ", "))

@@ -36,7 +36,7 @@ func levels() []translate.VariantExplanation {
 func TestExplainDirect(t *testing.T) {
 	var out strings.Builder
 	plain := levels()[0]
-	plain.Service.Name, plain.Forwarding, plain.Policy.Tunnelled = "default/web:b", model.ForwardingNAT, false
+	plain.Service.Name, plain.Forwarding, plain.Policy = "default/web:b", model.ForwardingNAT, model.Policy{PassesBegun: true}
 	plain.Endpoints[0].Why = "ready"
 	if err := printExplanation(&out, "default/web", "", translate.Explanation{Ports: []translate.PortExplanation{
 		{Port: 80, Protocol: "TCP", Variants: levels()}, {Port: 81, Protocol: "TCP", NAT: "endpoint 10.244.9.5:8080 is on no node", Variants: []translate.VariantExplanation{plain}},
@@ -61,6 +61,7 @@ port 80 TCP
 port 81 TCP
   at tcp 10.0.0.1:30080
   by nat, as service default/web:b
+  TCP connections from before are left to the host (--moving)
     10.244.1.5:8080  a  takes  ready
   Clients outside have nat, not direct return: endpoint 10.244.9.5:8080 is on no node.
 `

@@ -91,7 +91,7 @@ func newRun(errOut io.Writer) *cobra.Command {
 			probes := probe.New(func() bool { return s.InStep() })
 			defer probes.Close()
 			options := from.options(client, flags.Log)
-			options.Moving, options.Grace, options.Placed, options.Balance = agent.moving, agent.grace, networks.Seen, from.balance(wake)
+			options.Grace, options.Placed, options.Balance = agent.grace, networks.Seen, from.balance(wake)
 			options.Direct.Seen, options.Direct.Opens = tunnels.Seen, tunnels.Opens
 			options.Look, options.Answer, options.Tell = looker(from.node, flags.Log), probes.Answer, events.Show
 			s, err = source.New(options)
@@ -111,7 +111,7 @@ func newRun(errOut io.Writer) *cobra.Command {
 			if err := s.Open(ctx); err != nil {
 				return err
 			}
-			holder := holder{on: agent.moving, log: flags.Log}
+			holder := holder{on: from.moving, log: flags.Log}
 			encapsulates := func(e model.Encapsulation) { tunnels.encapsulated(e); s.Encapsulates(e) }
 			flags.Products = products(daemon.Options{Taken: holder.taken(), Networks: networks.In, Encapsulation: encapsulates,
 				Sources: []daemon.Source{{Name: source.Name, First: s.First, FirstDecapsulation: s.Decapsulation, Run: holder.beside(s.Follow)}}})
@@ -150,7 +150,6 @@ type agent struct {
 	health     string
 	daemonset  string
 	grace      time.Duration
-	moving     bool
 	lease      string
 	probes     *prometheus.CounterVec
 }
@@ -159,7 +158,6 @@ func (a *agent) flags(c *cobra.Command) {
 	c.Flags().StringSliceVar(&a.interfaces, "await-interface", nil, "wait until this interface exists; for an interface in the file that CNI makes with the node's first pod")
 	c.Flags().StringVar(&a.health, "health-address", "", "ADDRESS:PORT of GET /healthz, which is 200 while the node is in step with the cluster; default: not served")
 	c.Flags().DurationVar(&a.grace, "endpoint-grace", time.Minute, "time after which a Service without an endpoint that takes connections gets an Event; 0: never")
-	c.Flags().BoolVar(&a.moving, "moving", false, "leave earlier TCP connections to the host, whose connection tracking knows them, until kube-proxy's connections have ended")
 	c.Flags().StringVar(&a.lease, "load-balancer-lease", "kube-system/shunt-kube", "NAMESPACE/NAME of the Lease of the one agent that gives Services the addresses of --load-balancer-pool")
 	c.Flags().StringVar(&a.daemonset, "daemonset", "", "NAMESPACE/NAME of this pod's DaemonSet: once it is gone, SIGTERM detaches")
 }
