@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestChart renders the chart: which objects, arguments and variables the values of direct return and of the pool give.
+// TestChart renders the chart: which objects, arguments and variables the values give.
 func TestChart(t *testing.T) {
 	helm := os.Getenv("SHUNT_KUBE_HELM")
 	if helm == "" {
@@ -25,12 +25,16 @@ func TestChart(t *testing.T) {
 		gue, ipip = "\n            - --direct-return=gue ", "\n            - --direct-return=ipip "
 		gueToo    = `{name: DIRECT_RETURN, value: "gue"}`
 		ipipToo   = `{name: DIRECT_RETURN, value: "ipip"}`
+		moving    = `{name: MOVING, value: "true"}`
+		outside   = `{name: EXTERNAL_IPS_INSIDE, value: "false"}`
 	)
-	all := []string{service, agents, networks, noElect, tunnels, tunnelMap, role, rights, gue, ipip, gueToo, ipipToo}
+	all := []string{service, agents, networks, noElect, tunnels, tunnelMap, role, rights, gue, ipip, gueToo, ipipToo, moving, outside}
 	const pool = "loadBalancer.pool={192.0.2.0/24}"
 	for values, wants := range map[string][]string{
 		"":                                     nil,
 		"directReturn=":                        nil,
+		"moving=true":                          {moving},
+		"externalIPsInside=false":              {outside},
 		pool:                                   {service, agents, networks},
 		pool + ",loadBalancer.elect=false":     {noElect},
 		"directReturn=gue":                     {service, agents, tunnels, tunnelMap, role, rights, gue, gueToo},
