@@ -65,6 +65,11 @@ test: go-version
 WITH_KUBE = control="$$(GO='$(GO)' test/kube/build)" && helm="$$(GO='$(GO)' test/kube/helm)" && programs="$$(mktemp -d)" && trap 'rm -rf "$$programs"' EXIT && \
 	CGO_ENABLED=0 $(GO) build -C kube -trimpath -o "$$programs/" ./cmd/shunt-kube ./cluster/pod ./cluster/demo
 
+## make test-services     tests Services of a real apiserver, with packets through namespaces; as root. The first run compiles Kubernetes, which takes minutes
+.PHONY: test-services
+test-services: go-version
+	SHUNT_KUBE=build $(REST) -C kube ./net -- -timeout 10m -parallel 4 $(TESTFLAGS)
+
 ## make test-kube         tests Services of a real apiserver, with packets, and of a cluster of three nodes; as root. The first run compiles Kubernetes, which takes minutes
 .PHONY: test-kube
 test-kube: go-version

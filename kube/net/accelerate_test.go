@@ -45,6 +45,7 @@ func (b *bed) taken(iface string) (packets string, state string, err error) {
 // TestAccelerate: with accelerate in its file, the agent has the node's pods take the shortcut beside the Services that it balances, and
 // connections outlive it.
 func TestAccelerate(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))
 	pods := b.podsOnNode(2)

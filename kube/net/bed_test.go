@@ -4,8 +4,8 @@
 //	client ─── n1: control plane on loopback, shunt-kube ─── switch ─┬─ b1, b2   pods of n1
 //	                                                                 └─ b3       pod of n2
 //
-// It needs root and the control plane's binary, whose path is in SHUNT_KUBE: `make test-kube`. The
-// shunt-kube process is this test binary again.
+// It needs root and the control plane's binary, whose path is in SHUNT_KUBE; with SHUNT_KUBE=build it is built:
+// `make test-services`. The shunt-kube process is this test binary again.
 package net
 
 import (
@@ -15,8 +15,11 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -68,10 +71,15 @@ type bed struct {
 	client   *kubernetes.Clientset
 }
 
+var beds atomic.Int32
+
+// unique returns a name for something of one bed, because tests run beside each other.
+func unique(kind string) string { return fmt.Sprintf("%s%dx%d", kind, os.Getpid(), beds.Add(1)) }
+
 // newBed builds the network and starts the control plane. shunt-kube is not started.
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	return build(t, lab.Options{ID: fmt.Sprintf("k%d", os.Getpid()), Layout: lab.TwoArm, Backends: 3}, nil)
+	return build(t, lab.Options{ID: unique("k"), Layout: lab.TwoArm, Backends: 3}, nil)
 }
 
 // Where pods at a bridge are.
@@ -86,7 +94,7 @@ var (
 //	                          └─ pod
 func newNode(t *testing.T, names ...string) *bed {
 	t.Helper()
-	b := build(t, lab.Options{ID: fmt.Sprintf("kp%d", os.Getpid()), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
+	b := build(t, lab.Options{ID: unique("kp"), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
 		pods, err := b.AddPods(b.Balancer, "cni0", bridged4, bridged6, names...)
 		b.must(err)
 		b.must(b.Ready(within(t)))
@@ -104,7 +112,7 @@ func build(t *testing.T, o lab.Options, pods func(*bed) []*lab.Host) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{Topology: topology, t: t, folder: t.TempDir(), instance: fmt.Sprintf("kube-%d", os.Getpid())}
+	b := &bed{Topology: topology, t: t, folder: t.TempDir(), instance: unique("kube-")}
 	b.settings = "interfaces: [{name: eth0, attach: native}, {name: eth1, attach: native}]"
 	if pods != nil {
 		b.Backends = pods(b)
@@ -121,13 +129,30 @@ func needsPlane(t *testing.T) string {
 	t.Helper()
 	binary := os.Getenv("SHUNT_KUBE")
 	if binary == "" {
-		t.Skip("SHUNT_KUBE is not set: `make test-kube` builds the control plane and runs this")
+		t.Skip("SHUNT_KUBE is not set: `make test-services` builds the control plane and runs this")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces and BPF need root: run the tests with sudo")
 	}
+	if binary == "build" {
+		var err error
+		if binary, err = built(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return binary
 }
+
+// built builds the control plane, unless that was done before, and returns its path.
+var built = sync.OnceValues(func() (string, error) {
+	c := exec.Command("../../test/kube/build")
+	c.Stderr = os.Stderr
+	path, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("build the control plane with test/kube/build: %w", err)
+	}
+	return strings.TrimSpace(string(path)), nil
+})
 
 // servePods starts the pods' servers.
 func (b *bed) servePods() {

@@ -19,6 +19,7 @@ import (
 // TestClauses tests parts of a Service's spec, one after the other: each is an object in an apiserver, and packets go
 // to its services. Only steps that say so change an object after the start.
 func TestClauses(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))
 	front := b.Balancer.Interfaces()[0].IPv4.Addr()

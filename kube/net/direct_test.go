@@ -48,7 +48,7 @@ const directTunnels = "shunt-kube-tunnels"
 func newDirectBed(t *testing.T) *directBed {
 	t.Helper()
 	binary := needsPlane(t)
-	mesh, err := lab.BuildMesh(within(t), fmt.Sprintf("kd%d", os.Getpid()), 3, 0)
+	mesh, err := lab.BuildMesh(within(t), unique("kd"), 3, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,6 +299,7 @@ func (b *directBed) goOn(what string, all []*flow) {
 // address. Agents that are killed and started again break nothing. An agent without the switch, and one that detaches, bring the
 // Service back to NAT.
 func TestDirectReturn(t *testing.T) {
+	t.Parallel()
 	b := newDirectBed(t)
 	b.pod(b.Backends[1], "n2", "web")
 	b.pod(b.Backends[2], "n3", "web")

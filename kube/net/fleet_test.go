@@ -106,6 +106,7 @@ func withTables(services []model.Service) []model.Service {
 // TestFleet: an endpoint of one of many Services is replaced by another one, again and again, and the maps follow. It
 // prints the agent's cost of a change, from the apiserver's message to the kernel's maps.
 func TestFleet(t *testing.T) {
+	t.Parallel()
 	fleet := os.Getenv(fleetVariable)
 	patience, limits := patience, ""
 	if fleet == "" {

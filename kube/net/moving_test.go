@@ -14,6 +14,7 @@ import (
 // shunt-kube comes with --moving and when the rules go; new connections are shunt's. Without --moving shunt takes the
 // connection's packets, and it ends.
 func TestMoving(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.must(b.Balancer.SetForwarding(true))
 	front := b.Balancer.Interfaces()[0].IPv4.Addr()
@@ -78,6 +79,7 @@ func (b *bed) holds(t *testing.T, want bool) {
 // the pod's answers at such a port to the old client for two minutes more, before shunt sees them at the bridge. So no new connection has such a
 // port with --moving. Without the reservation every third one here is lost.
 func TestMovingLeavesPorts(t *testing.T) {
+	t.Parallel()
 	const pool, old, more = "20000-21023", 400, 400
 	b := newNode(t, "p1")
 	b.settings += "\nsnat: {ports: " + pool + "}"

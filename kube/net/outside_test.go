@@ -15,6 +15,7 @@ import (
 // outside alone: neither at sockets nor by packets of pods does a client inside reach the Service there. Cluster IPs
 // stay open to all.
 func TestExternalIPs(t *testing.T) {
+	t.Parallel()
 	b := newNode(t, "p1", "p2")
 	b.node("n1", b.Balancer.Interfaces()[0].IPv4.Addr())
 	node, err := b.client.CoreV1().Nodes().Get(within(t), "n1", metav1.GetOptions{})

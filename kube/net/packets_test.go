@@ -15,6 +15,7 @@ import (
 // TestPodsWithoutSockets: a pod whose sockets are not the host's, as with gVisor, Kata and virtual machines, reaches
 // Services by its packets, at tc on the bridge: Services of other pods, itself by a Service, and a node port.
 func TestPodsWithoutSockets(t *testing.T) {
+	t.Parallel()
 	newNode(t, "p1", "p2").servePackets(t, bridged4.Addr())
 }
 

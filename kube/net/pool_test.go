@@ -56,6 +56,7 @@ func (b *bed) given(name string, want ...string) {
 // TestLoadBalancerPool: Services get addresses of the pool, which a client in their network finds by asking for them,
 // and keep them: through a restart of the agent with a smaller pool, too. An address that cannot be had is an Event.
 func TestLoadBalancerPool(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
@@ -274,6 +275,7 @@ services: [{name: web, address: [%s], port: 80, announce: l2, forwarding: nat, b
 // stands by: when a node dies silently, the addresses are announced long before the cluster has noticed. When it is
 // back, they are left to it, whether or not the cluster has noticed.
 func TestElection(t *testing.T) {
+	t.Parallel()
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
@@ -344,6 +346,7 @@ func TestElection(t *testing.T) {
 // regardless of the hash. The node gets an interface there, and says so itself, so it announces some of them; then it
 // loses it again. Where no node is in the network, an Event says so.
 func TestElectionByNetwork(t *testing.T) {
+	t.Parallel()
 	b := newNode(t, "p1")
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())
@@ -429,6 +432,7 @@ func TestElectionByNetwork(t *testing.T) {
 
 // TestGivers: of several agents one gives, another one follows, and no address is given twice.
 func TestGivers(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	addresses, err := pool.Parse([]string{"198.51.100.100-198.51.100.139"})
 	b.must(err)

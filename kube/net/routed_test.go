@@ -3,7 +3,6 @@ package net
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/shunt-lb/shunt/internal/lab"
@@ -16,7 +15,7 @@ import (
 //	                         ─── veth2 ─── p2
 func newRouted(t *testing.T, names ...string) *bed {
 	t.Helper()
-	b := build(t, lab.Options{ID: fmt.Sprintf("kr%d", os.Getpid()), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
+	b := build(t, lab.Options{ID: unique("kr"), Layout: lab.OneArm, Backends: 1, Forwarding: true}, func(b *bed) []*lab.Host {
 		return b.routed(names...)
 	})
 	b.settings = `interfaces: [{name: eth0, attach: native}, {name: "veth*", attach: tc}]`
@@ -60,6 +59,7 @@ func (b *bed) routed(names ...string) (pods []*lab.Host) {
 // TestRoutedPods: pods with an interface each at the node reach Services by their packets, as pods at a bridge do, and
 // clients outside reach them. So does a pod that comes later, and one that goes leaves nothing at the node.
 func TestRoutedPods(t *testing.T) {
+	t.Parallel()
 	b := newRouted(t, "p1", "p2")
 	web := b.servePackets(t, gateway4.Addr())
 	for _, c := range []struct {

@@ -21,6 +21,7 @@ import (
 // TestServices makes objects in an apiserver and sends packets to their services. One control plane serves for all; the
 // steps at the end remove objects.
 func TestServices(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())

@@ -13,6 +13,7 @@ import (
 // TestSilentEndpoint: an endpoint whose next hop has gone silently gets no new connections, from outside and from the
 // node, although the control plane has not noticed. It gets some again when it answers.
 func TestSilentEndpoint(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	front := b.Balancer.Interfaces()[0]
 	b.node("n1", front.IPv4.Addr(), front.IPv6.Addr())

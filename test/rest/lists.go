@@ -21,6 +21,7 @@ var starts = map[string][]string{
 	"internal/guard/decoy":   nil,                                        // git: repositories that its tests make
 	"internal/guard/protect": {"internal/guard/protect"},                 // looks for compilers
 	"internal/udp/broker":    {"internal/udp", "internal/kernel", "udp"}, // compilers: programs against udp/c; go: udp/examples
+	"kube/net":               {"test/kube"},                              // go: the control plane
 	"test/rest":              nil,                                        // go: in repositories that its tests make
 	"udp":                    {"udp"},                                    // compilers: the header and its examples
 }
