@@ -24,13 +24,13 @@ type passedOn map[string]passedKernel
 
 // passedKernel is a kernel in the record.
 type passedKernel struct {
-	Release  string                   `json:"release"`
 	Short    bool                     `json:"short"`    // whether tests ran with -test.short
 	Packages map[string]passedPackage `json:"packages"` // by path in the repository
 }
 
 // passedPackage is a package all of whose tests passed or skipped.
 type passedPackage struct {
+	Release string   `json:"release"`
 	Date    string   `json:"date"`   // of the run, UTC
 	Passed  int      `json:"passed"` // tests and subtests
 	Skipped []string `json:"skipped,omitempty"`
@@ -52,22 +52,23 @@ func readRecord(file string) (passedOn, error) {
 }
 
 // record updates the file after a run: packages that passed are in, packages that did not are
-// out, and packages that passed on another release of the series are removed.
+// out. The other packages stay, with the release that they passed on: a run of all packages takes
+// hours, and Debian's releases follow each other within weeks.
 func record(file string, r result, tests []compiled, now time.Time) error {
 	p, err := readRecord(file)
 	if err != nil {
 		return err
 	}
 	k := p[r.Kernel]
-	if k.Release != r.Release || k.Short != r.Short || k.Packages == nil {
-		k = passedKernel{Release: r.Release, Short: r.Short, Packages: map[string]passedPackage{}}
+	if k.Short != r.Short || k.Packages == nil {
+		k = passedKernel{Short: r.Short, Packages: map[string]passedPackage{}}
 	}
 	for _, t := range tests {
 		delete(k.Packages, t.name)
 		for _, report := range r.Packages {
 			if report.Package == t.Package && report.Good() {
 				slices.Sort(report.Skipped)
-				k.Packages[t.name] = passedPackage{Date: now.UTC().Format(time.DateOnly), Passed: report.Passed, Skipped: report.Skipped}
+				k.Packages[t.name] = passedPackage{Release: r.Release, Date: now.UTC().Format(time.DateOnly), Passed: report.Passed, Skipped: report.Skipped}
 			}
 		}
 	}
@@ -152,10 +153,21 @@ func (p passedOn) table() string {
 		if p[s].Short {
 			where = "in a virtual machine, with `-short`"
 		}
-		fmt.Fprintf(&out, " %s, %s |", p[s].Release, where)
+		fmt.Fprintf(&out, " %s, %s |", strings.Join(p[s].releases(), " and "), where)
 	}
 	out.WriteString("\n")
 	return out.String()
+}
+
+// releases are the releases that packages passed on, in order.
+func (k passedKernel) releases() (all []string) {
+	for _, p := range k.Packages {
+		if !slices.Contains(all, p.Release) {
+			all = append(all, p.Release)
+		}
+	}
+	sort.Slice(all, func(i, j int) bool { return naturalLess(all[i], all[j]) })
+	return all
 }
 
 // cell is a kernel's cell in a row: the tests of all its packages, and the date of the oldest run.
