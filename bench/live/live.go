@@ -22,11 +22,8 @@ const (
 	// headSize is HEAD_WORDS of the program, in bytes, and makeup the offset of head.makeup.
 	headSize = 48
 	makeup   = 42
-	// slice is the number of frames that the kernel makes in one call while the program waits for their times: some
-	// milliseconds, because each call has a setup of its own.
-	slice = 1 << 16
-	// lead is the time between the request for a rate and the first frame.
-	lead = time.Millisecond
+	// waitLeast is less than the time that the program waits if the next frame's time has not come.
+	waitLeast = 500 * time.Nanosecond
 )
 
 // Offer is a kind of frame and the interface by which frames leave.
@@ -45,7 +42,7 @@ type Generator struct {
 	objects struct {
 		Program *ebpf.Program  `ebpf:"sh_offer"`
 		Begin   *ebpf.Variable `ebpf:"begin_ns"`
-		End     *ebpf.Variable `ebpf:"end_ns"`
+		Length  *ebpf.Variable `ebpf:"length_ns"`
 		Spacing *ebpf.Variable `ebpf:"spacing_ps"`
 		Next    *ebpf.Variable `ebpf:"next_ps"`
 		Count   *ebpf.Variable `ebpf:"offer_count"`
@@ -112,26 +109,31 @@ func (g *Generator) Run(n int) (took time.Duration, sent uint64, err error) {
 	return took, after - before, err
 }
 
-// Pace sends so many frames a second for a time, and returns the number of frames. It keeps the CPU busy. The thread must
-// be in the namespace of the interface, as for Run.
+// Pace sends so many frames a second for a time, which begins when the kernel is ready, and returns the number of frames. It
+// keeps the CPU busy. The thread must be in the namespace of the interface, as for Run.
 func (g *Generator) Pace(perSecond float64, each time.Duration) (sent uint64, err error) {
 	if !g.Paced {
 		return 0, errors.New("the generator was loaded without a pace")
 	}
-	begin := monotonic() + lead
-	end := begin + each
-	if err := errors.Join(g.objects.Begin.Set(uint64(begin)), g.objects.End.Set(uint64(end)),
+	if err := errors.Join(g.objects.Begin.Set(uint64(0)), g.objects.Length.Set(uint64(each)),
 		g.objects.Spacing.Set(uint64(1e12/perSecond)), g.objects.Next.Set(uint64(0))); err != nil {
 		return 0, err
 	}
-	for monotonic() < end {
-		_, n, err := g.Run(slice)
+	runs := float64(each)/float64(waitLeast) + perSecond*each.Seconds() // runs that are left at the end are over at once
+	for {
+		_, n, err := g.Run(int(runs))
 		if err != nil {
 			return sent, err
 		}
 		sent += n
+		var begin uint64
+		if err := g.objects.Begin.Get(&begin); err != nil {
+			return sent, err
+		}
+		if monotonic() >= time.Duration(begin)+each {
+			return sent, nil
+		}
 	}
-	return sent, nil
 }
 
 // monotonic is the clock of bpf_ktime_get_ns.

@@ -21,9 +21,9 @@ const (
 	liveProgShSink         = "sh_sink"
 	liveVarBeginNs         = "begin_ns"
 	liveVarDropCount       = "drop_count"
-	liveVarEndNs           = "end_ns"
 	liveVarFlowMask        = "flow_mask"
 	liveVarHeadWords       = "head_words"
+	liveVarLengthNs        = "length_ns"
 	liveVarNextPs          = "next_ps"
 	liveVarOfferCount      = "offer_count"
 	liveVarOfferIfindex    = "offer_ifindex"
@@ -98,9 +98,9 @@ type liveMapSpecs struct {
 type liveVariableSpecs struct {
 	BeginNs         *ebpf.VariableSpec `ebpf:"begin_ns"`
 	DropCount       *ebpf.VariableSpec `ebpf:"drop_count"`
-	EndNs           *ebpf.VariableSpec `ebpf:"end_ns"`
 	FlowMask        *ebpf.VariableSpec `ebpf:"flow_mask"`
 	HeadWords       *ebpf.VariableSpec `ebpf:"head_words"`
+	LengthNs        *ebpf.VariableSpec `ebpf:"length_ns"`
 	NextPs          *ebpf.VariableSpec `ebpf:"next_ps"`
 	OfferCount      *ebpf.VariableSpec `ebpf:"offer_count"`
 	OfferIfindex    *ebpf.VariableSpec `ebpf:"offer_ifindex"`
@@ -148,9 +148,9 @@ func (m *liveMaps) Close() error {
 type liveVariables struct {
 	BeginNs         *ebpf.Variable `ebpf:"begin_ns"`
 	DropCount       *ebpf.Variable `ebpf:"drop_count"`
-	EndNs           *ebpf.Variable `ebpf:"end_ns"`
 	FlowMask        *ebpf.Variable `ebpf:"flow_mask"`
 	HeadWords       *ebpf.Variable `ebpf:"head_words"`
+	LengthNs        *ebpf.Variable `ebpf:"length_ns"`
 	NextPs          *ebpf.Variable `ebpf:"next_ps"`
 	OfferCount      *ebpf.Variable `ebpf:"offer_count"`
 	OfferIfindex    *ebpf.Variable `ebpf:"offer_ifindex"`
