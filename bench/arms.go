@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/cilium/ebpf/link"
-
 	"github.com/shunt-lb/shunt/bench/bed"
+	"github.com/shunt-lb/shunt/bench/macswap"
 )
 
 // The ports: servers listen on one, virtual services on the other.
@@ -69,87 +67,30 @@ func startNothing(context.Context, *run) (func() error, []*bed.Child, error) {
 	return func() error { return nil }, nil, nil
 }
 
-// startMACSwap attaches one copy of the program per direction, natively; with one arm, one for both.
+// startMACSwap attaches one copy of the program per direction; with one arm, one for both.
 func startMACSwap(_ context.Context, r *run) (func() error, []*bed.Child, error) {
-	var closers []func() error
+	var stops []func() error
 	stop := func() error {
 		var errs []error
-		for _, c := range closers {
-			errs = append(errs, c())
+		for _, one := range stops {
+			errs = append(errs, one())
 		}
 		return errors.Join(errs...)
 	}
 	in, out := r.bed.ToClients().Name, r.bed.ToServers().Name
-	toServers, toClient := hop{r.bed.ServerMAC, r.bed.ToServers().MAC}, hop{r.bed.ClientMAC, r.bed.ToClients().MAC}
-	ways := []macSwapWay{{in: in, out: out, hop: toServers, back: toClient}}
+	toServers, toClient := macswap.Hop{Destination: r.bed.ServerMAC, Source: r.bed.ToServers().MAC}, macswap.Hop{Destination: r.bed.ClientMAC, Source: r.bed.ToClients().MAC}
+	ways := []macswap.Way{{In: in, Out: out, Hop: toServers, Back: toClient}}
 	if in != out {
-		ways = append(ways, macSwapWay{in: out, out: in, hop: toClient})
+		ways = append(ways, macswap.Way{In: out, Out: in, Hop: toClient})
 	}
 	for _, way := range ways {
-		if err := way.attach(r.bed, &closers); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("attach macswap to %s: %w", way.in, err), stop())
+		one, err := way.Attach(r.bed.Host(bed.Balancer))
+		if err != nil {
+			return nil, nil, errors.Join(err, stop())
 		}
+		stops = append(stops, one)
 	}
 	return stop, nil, nil
-}
-
-// hop is the addresses of the frames to the next host.
-type hop struct{ destination, source net.HardwareAddr }
-
-func (h hop) bytes() [12]byte {
-	return [12]byte(append(append([]byte{}, h.destination...), h.source...))
-}
-
-// macSwapWay has the interface of the program, and the target of its frames. Back is for one arm
-// alone.
-type macSwapWay struct {
-	in, out   string
-	hop, back hop
-}
-
-// attach loads and attaches the program, and adds the functions that undo this to closers.
-func (way macSwapWay) attach(b *bed.Bed, closers *[]func() error) error {
-	spec, err := loadMacswap()
-	if err != nil {
-		return err
-	}
-	if err := spec.Variables["hop_addresses"].Set(way.hop.bytes()); err != nil {
-		return err
-	}
-	oneArm := way.in == way.out
-	if oneArm {
-		if err := spec.Variables["back_addresses"].Set(way.back.bytes()); err != nil {
-			return err
-		}
-	}
-	inIndex, err := b.Host(bed.Balancer).InterfaceIndex(way.in)
-	if err != nil {
-		return err
-	}
-	outIndex, err := b.Host(bed.Balancer).InterfaceIndex(way.out)
-	if err != nil {
-		return err
-	}
-	return b.In(bed.Balancer, func() error { // devmap and link look interfaces up in the thread's namespace
-		var objects macswapObjects
-		if err := spec.LoadAndAssign(&objects, nil); err != nil {
-			return err
-		}
-		*closers = append(*closers, objects.Close)
-		if err := objects.MacswapOut.Put(uint32(0), uint32(outIndex)); err != nil {
-			return fmt.Errorf("name %s in the devmap: %w", way.out, err)
-		}
-		program := objects.ShMacswap
-		if oneArm {
-			program = objects.ShMacswapOne
-		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: inIndex, Flags: link.XDPDriverMode})
-		if err != nil {
-			return err
-		}
-		*closers = append(*closers, l.Close)
-		return nil
-	})
 }
 
 // startShunt runs the real program with a real file, as its users do.

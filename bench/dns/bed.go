@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	benchbed "github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/pod/bed"
 	"github.com/shunt-lb/shunt/internal/pod/plain"
@@ -118,56 +119,7 @@ func (w *world) file(cgroup, socket string) string {
 
 // accelerate starts `shunt run`, and returns when packets take the shortcut.
 func (w *world) accelerate(ctx context.Context, cgroup string, program ...string) (stop func() error, err error) {
-	file, socket := filepath.Join(w.folder, "shunt.yaml"), filepath.Join(w.folder, "api.sock")
-	if err := os.WriteFile(file, []byte(w.file(cgroup, socket)), 0o600); err != nil {
-		return nil, err
-	}
-	c := w.Node.Command(context.Background(), program[0], append(program[1:], "run", "--config", file, "--instance", filepath.Base(w.folder))...)
-	c.Env = append(os.Environ(), childVariable+"=1")
-	p, err := c.Spawn()
-	if err != nil {
-		return nil, err
-	}
-	stop = func() error {
-		if err := p.End(syscall.SIGINT, patience); err != nil {
-			return fmt.Errorf("shunt run: %w\n%s", err, p.Log())
-		}
-		return nil
-	}
-	if err := until(ctx, func() error {
-		select {
-		case <-p.Ended:
-			return fmt.Errorf("shunt has ended: %w\n%s", errors.Join(p.Err(), errEnded), p.Log())
-		default:
-		}
-		if !strings.Contains(p.Log(), "msg=running") {
-			return fmt.Errorf("shunt does not run:\n%s", p.Log())
-		}
-		return nil
-	}); err != nil {
-		return nil, errors.Join(err, stop())
-	}
-	return stop, nil
-}
-
-// errEnded is the error of a process for which nobody needs to wait any more.
-var errEnded = errors.New("the process is gone")
-
-// until waits for a condition.
-func until(ctx context.Context, holds func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		err := holds()
-		if err == nil || errors.Is(err, errEnded) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+	return benchbed.Shunt{Host: w.Node, Folder: w.folder, Config: w.file(cgroup, filepath.Join(w.folder, "api.sock")), Program: program, Env: []string{childVariable + "=1"}}.Start(ctx)
 }
 
 // seen is the number of packets that the host has forwarded.
@@ -219,7 +171,7 @@ func (w *world) startCoreDNS(ctx context.Context, program string) (stop func() e
 			return stop, err
 		}
 		stops = append(stops, func() error { return p.End(syscall.SIGKILL, patience) })
-		if err := until(ctx, func() error {
+		if err := benchbed.Until(ctx, func() error {
 			return s.host.Run(func() error {
 				if _, err := ask(s.address, "ready.test"); err != nil {
 					return fmt.Errorf("CoreDNS (%s) does not answer: %w\n%s", s.name, err, p.Log())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	benchbed "github.com/shunt-lb/shunt/bench/bed"
 	"github.com/shunt-lb/shunt/internal/cli"
 	balancer "github.com/shunt-lb/shunt/internal/lb/daemon"
 	"github.com/shunt-lb/shunt/internal/node"
@@ -129,7 +130,7 @@ func TestQuestionsPassTheRules(t *testing.T) {
 				return err
 			}
 			if w.way != byRules {
-				if err := until(ctx, settled); err != nil {
+				if err := benchbed.Until(ctx, settled); err != nil {
 					t.Errorf("%s, %s: %v", w.way, cache, err)
 				}
 			}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shunt-lb/shunt/bench/cpus"
+	"github.com/shunt-lb/shunt/bench/live"
 	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/internal/udp/broker"
 	"github.com/shunt-lb/shunt/internal/udp/xsk"
@@ -66,12 +68,12 @@ type bed struct {
 	broker         *broker.Broker
 	generator      *generator
 	folder, socket string
-	cpus           [2]int            // of the client and the subject; -1: any
+	cpus           [2]int            // of the client and the subject
 	missing        map[string]string // peers that this machine does not have, and why
 }
 
 func newBed(ctx context.Context) (b *bed, err error) {
-	b = &bed{cpus: twoCPUs()}
+	b = &bed{cpus: cpus.Two()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close())
@@ -131,7 +133,7 @@ func (b *bed) close() error {
 		errs = append(errs, b.broker.Close())
 	}
 	if b.generator != nil {
-		errs = append(errs, b.generator.close())
+		errs = append(errs, b.generator.Close())
 	}
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
@@ -221,7 +223,7 @@ func (b *bed) echo(ctx context.Context, w way, each time.Duration) (r result, er
 	err = b.client.Run(func() (err error) { c, err = newClient(server); return err })
 	if err == nil {
 		defer c.close()
-		err = onCPU(b.cpus[0], func() error { r = c.measure(each); return ctx.Err() })
+		err = cpus.On(b.cpus[0], func() error { r = c.measure(each); return ctx.Err() })
 	}
 	if err == nil && len(c.times) < least {
 		err = fmt.Errorf("%d questions were answered within %s, and %d are needed", len(c.times), patience, least)
@@ -242,7 +244,7 @@ func (b *bed) receive(ctx context.Context, w way, frames int) (r rate, err error
 	var sent uint64
 	runtime.GC() // a collection is not to interrupt the generator
 	err = b.client.Run(func() error {
-		return onCPU(b.cpus[0], func() (err error) { spent, sent, err = b.generator.run(frames); return err })
+		return cpus.On(b.cpus[0], func() (err error) { spent, sent, err = b.generator.run(frames); return err })
 	})
 	time.Sleep(drainFor)
 	if err = errors.Join(err, end()); err != nil {
@@ -264,11 +266,7 @@ func (b *bed) receiver(ctx context.Context, w way) (taken func() (uint64, error)
 		if err := b.offer(w, receiving); err != nil {
 			return nil, nil, err
 		}
-		index, err := b.server.InterfaceIndex("eth0")
-		if err != nil {
-			return nil, nil, err
-		}
-		taken, err = dropping(b.server, index)
+		taken, err = live.Drop(b.server, "eth0")
 		return taken, func() error { return nil }, err
 	}
 	p, err := b.start(ctx, w, receiving)

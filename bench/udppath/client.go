@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"time"
 	"unsafe"
@@ -139,41 +137,4 @@ func (c *client) flood(r *result, each time.Duration) {
 		}
 	}
 	r.PerSecond = float64(answers) / time.Since(begin).Seconds()
-}
-
-// onCPU runs a function on a thread that is bound to a CPU; -1: any.
-func onCPU(cpu int, do func() error) error {
-	if cpu < 0 {
-		return do()
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before, set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return fmt.Errorf("read which CPUs the client may use: %w", err)
-	}
-	set.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("run the client on CPU %d: %w", cpu, err)
-	}
-	return errors.Join(do(), unix.SchedSetaffinity(0, &before))
-}
-
-// twoCPUs are the first and the last CPU that this process may use; -1 if there is only one.
-func twoCPUs() (two [2]int) {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil || set.Count() < 2 {
-		return [2]int{-1, -1}
-	}
-	found := false
-	for cpu := range len(set) * 64 {
-		if !set.IsSet(cpu) {
-			continue
-		}
-		if !found {
-			two[0], found = cpu, true
-		}
-		two[1] = cpu
-	}
-	return two
 }

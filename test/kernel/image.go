@@ -129,7 +129,14 @@ func writeImage(file, root, init, fault string, tests []compiled, k kernel, o op
 	if err := addTree(a, root); err != nil {
 		return fmt.Errorf("pack the repository's files: %w", err)
 	}
-	if err := addModules(a, k); err != nil {
+	modules := wantedModules
+	if needRules(tests) {
+		if err := addRules(a); err != nil {
+			return err
+		}
+		modules = append(slices.Clone(modules), ruleModules...)
+	}
+	if err := addModules(a, k, modules); err != nil {
 		return err
 	}
 	if fault != "" {
@@ -227,7 +234,7 @@ func addTree(a *machine.Archive, root string) error {
 
 // addModules packs the wanted modules and their dependencies as /modules/NN-name.ko, numbered in the order in
 // which they must be loaded.
-func addModules(a *machine.Archive, k kernel) error {
+func addModules(a *machine.Archive, k kernel, wanted []string) error {
 	files := map[string]string{} // module name to path
 	err := filepath.WalkDir(filepath.Join(k.modules, "kernel"), func(name string, d fs.DirEntry, err error) error {
 		if base, _, is := strings.Cut(filepath.Base(name), ".ko"); err == nil && is {
@@ -242,11 +249,11 @@ func addModules(a *machine.Archive, k kernel) error {
 	if err != nil {
 		return fmt.Errorf("list the built-in modules: %w", err)
 	}
-	if missing := absent(wantedModules, files, string(builtin)); len(missing) > 0 {
+	if missing := absent(wanted, files, string(builtin)); len(missing) > 0 {
 		return fmt.Errorf("the kernel has no module %s, built in or not; wantedModules lists the modules that tests need", strings.Join(missing, ", "))
 	}
 	content := map[string][]byte{}
-	order, err := loadOrder(wantedModules, func(name string) (depends []string, known bool, err error) {
+	order, err := loadOrder(wanted, func(name string) (depends []string, known bool, err error) {
 		file, known := files[name]
 		if !known {
 			return nil, false, nil

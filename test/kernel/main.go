@@ -13,6 +13,7 @@
 //	 stdout, log ◄──────────── serial 0 ◄─── output of the kernel and the tests
 //	 result      ◄──────────── serial 1 ◄─── one line of JSON per package, and an end
 //
+// Packages that load rules (withRules) get the host's iptables-restore and nft.
 // Packages that need faults of a known size in the kernel (withFaults) get them from the module
 // ./fault, which is built for each kernel with gcc and Debian's headers, and loaded in the guest.
 //
@@ -275,7 +276,11 @@ func runHost(ctx context.Context, root string, tests []compiled, out io.Writer) 
 
 // runGuest runs the tests in a virtual machine.
 func runGuest(ctx context.Context, root, work, series string, tests []compiled, o options, out io.Writer) (result, error) {
-	if err := needPrograms(ctx, programs); err != nil {
+	needed := programs
+	if needRules(tests) {
+		needed = append(slices.Clone(needed), rulePrograms...)
+	}
+	if err := needPrograms(ctx, needed); err != nil {
 		return result{}, err
 	}
 	k, err := findKernel(ctx, filepath.Join(root, ".tools", "kernels"), series)

@@ -1,14 +1,11 @@
 package watch_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -288,60 +285,18 @@ func TestVirtualMachinesInPods(t *testing.T) {
 	}
 }
 
-// Of linux/ip_vs.h.
-const (
-	ipvsAdd     = 64 + 1024 + 64 + 2 // IP_VS_SO_SET_ADD
-	ipvsAddDest = 64 + 1024 + 64 + 7 // IP_VS_SO_SET_ADDDEST
-	ipvsDelete  = 64 + 1024 + 64 + 4 // IP_VS_SO_SET_DEL
-)
-
-// ipvsService is struct ip_vs_service_user, of TCP, round robin.
-func ipvsService(at netip.AddrPort) []byte {
-	var b bytes.Buffer
-	b.Write(binary.NativeEndian.AppendUint16(nil, unix.IPPROTO_TCP))
-	b.Write(make([]byte, 2))
-	b.Write(at.Addr().AsSlice())
-	b.Write(binary.BigEndian.AppendUint16(nil, at.Port()))
-	b.Write(make([]byte, 2+4)) // no mark
-	b.Write(append([]byte("rr"), make([]byte, 14)...))
-	b.Write(make([]byte, 3*4)) // flags, timeout, netmask
-	return b.Bytes()
-}
-
-// ipvsDestination is struct ip_vs_dest_user, whose addresses are rewritten (IP_VS_CONN_F_MASQ is 0).
-func ipvsDestination(to netip.AddrPort) []byte {
-	b := append(to.Addr().AsSlice(), binary.BigEndian.AppendUint16(nil, to.Port())...)
-	b = append(b, make([]byte, 2+4)...)
-	b = binary.NativeEndian.AppendUint32(b, 1) // weight
-	return append(b, make([]byte, 2*4)...)
-}
-
-// ipvs has IPVS do something in the node's namespace.
-func (w *world) ipvs(option int, value []byte) error {
-	return w.Node.Run(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd) //nolint:errcheck // of the test
-		return os.NewSyscallError(fmt.Sprintf("IPVS %d", option), unix.SetsockoptString(fd, unix.IPPROTO_IP, option, string(value)))
-	})
-}
-
 // kube-proxy in mode ipvs: conntrack's entries do not say that IPVS translates, so no pod takes the shortcut while it has a service.
 func TestServicesOfIPVS(t *testing.T) {
 	for _, mode := range []shortcut.Mode{shortcut.Checked, shortcut.Bypass} {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, mode, 2)
 			at := netip.MustParseAddrPort("10.98.0.1:80")
-			err := w.ipvs(ipvsAdd, ipvsService(at))
-			if errors.Is(err, unix.ENOPROTOOPT) {
+			to := netip.AddrPortFrom(w.Address(1, false), 8080)
+			err := w.Node.AddIPVS(unix.IPPROTO_TCP, at, to)
+			if errors.Is(err, lab.ErrNoIPVS) {
 				t.Skip("the kernel has no IPVS")
 			}
 			w.must(err)
-			to := netip.AddrPortFrom(w.Address(1, false), 8080)
-			w.must(w.ipvs(ipvsAddDest, append(ipvsService(at), ipvsDestination(to)...)))
-			w.must(w.Node.SetSysctl("net.ipv4.vs.conntrack", "1")) // as kube-proxy has it
 			w.must(w.Node.SetUp("lo", true))
 			w.must(w.Node.AddAddress("lo", netip.PrefixFrom(at.Addr(), 32)))
 			w.becomes(0, "rule", "IPVS")
@@ -360,7 +315,7 @@ func TestServicesOfIPVS(t *testing.T) {
 			for range 100 { // conntrack is told of the connection soon, and without IPVS it would take the shortcut
 				w.exchange(c, s, 10_000)
 			}
-			w.must(w.ipvs(ipvsDelete, ipvsService(at)))
+			w.must(w.Node.DeleteIPVS(unix.IPPROTO_TCP, at))
 			w.becomes(0, "taken", "")
 		})
 	}
