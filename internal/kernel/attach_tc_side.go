@@ -232,7 +232,9 @@ func (c clsactProgram) dropQdisc() error {
 		}
 	}
 	if len(filters) == 0 {
-		if err := netlink.QdiscDel(clsact(c.Ifindex)); err != nil {
+		err := netlink.QdiscDel(clsact(c.Ifindex))
+		gone := errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) // with its interface, which may be another one by now
+		if err != nil && !gone {
 			return fmt.Errorf("delete the clsact qdisc: %w", err)
 		}
 	}
@@ -282,6 +284,10 @@ func (s TCSide) Put(p *ebpf.Program, withoutTCX bool) (t TCProgram, fresh bool, 
 	t, err = s.Open()
 	if err != nil {
 		return nil, false, err
+	}
+	c, isFilter := t.(clsactProgram)
+	if isFilter && !c.isThere() { // the interface was made anew under its name, and has no qdisc
+		t, withoutTCX = nil, true
 	}
 	if t == nil {
 		t, err = s.attach(p, withoutTCX)

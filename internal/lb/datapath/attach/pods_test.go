@@ -44,7 +44,9 @@ func podVeths(t *testing.T, count int) (names []string) {
 // TestPodsComeWithoutReload: while interfaces of pods are expected, one that comes or goes causes no program on another
 // interface to be loaded anew. An interface that is no pod's does, once, because the programs took its index for a
 // pod's.
-func TestPodsComeWithoutReload(t *testing.T) {
+func TestPodsComeWithoutReload(t *testing.T) { inTCModes(t, podsComeWithoutReload) }
+
+func podsComeWithoutReload(t *testing.T, mustOpen func(*testing.T, store.Options) *Plane) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
@@ -122,8 +124,23 @@ func TestPodsComeWithoutReload(t *testing.T) {
 	}
 }
 
+// inTCModes runs a test in each mode of tcModes.
+func inTCModes(t *testing.T, test func(*testing.T, func(*testing.T, store.Options) *Plane)) {
+	for _, mode := range tcModes() {
+		t.Run(mode.name, func(t *testing.T) {
+			test(t, func(t *testing.T, o store.Options) *Plane {
+				d := mustOpen(t, o)
+				d.withoutTCX = mode.withoutTCX
+				return d
+			})
+		})
+	}
+}
+
 // TestPodVanishesWhileAttached: an interface that goes while it is attached to leaves neither pins nor a used index.
-func TestPodVanishesWhileAttached(t *testing.T) {
+func TestPodVanishesWhileAttached(t *testing.T) { inTCModes(t, podVanishesWhileAttached) }
+
+func podVanishesWhileAttached(t *testing.T, mustOpen func(*testing.T, store.Options) *Plane) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
@@ -159,7 +176,9 @@ func TestPodVanishesWhileAttached(t *testing.T) {
 
 // TestIndexOfAPodRests: flows and backends keep an index in their hops for a while after its pod has gone, or was made anew under its name, and
 // frames for it are dropped. No other pod gets that index while another one is free, not even from the next process.
-func TestIndexOfAPodRests(t *testing.T) {
+func TestIndexOfAPodRests(t *testing.T) { inTCModes(t, indexOfAPodRests) }
+
+func indexOfAPodRests(t *testing.T, mustOpen func(*testing.T, store.Options) *Plane) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
@@ -218,7 +237,9 @@ func TestIndexOfAPodRests(t *testing.T) {
 
 // TestPodGoesWithoutDaemon: the next process removes the records of interfaces that went, or were made anew under their names, while no process ran; their
 // indices rest. A pod that lives keeps its index, also if a process was killed between two of its records.
-func TestPodGoesWithoutDaemon(t *testing.T) {
+func TestPodGoesWithoutDaemon(t *testing.T) { inTCModes(t, podGoesWithoutDaemon) }
+
+func podGoesWithoutDaemon(t *testing.T, mustOpen func(*testing.T, store.Options) *Plane) {
 	inNamespace(t)
 	opts := testOptions(t)
 	d := mustOpen(t, opts)
