@@ -361,7 +361,7 @@ func versions(kube string) (map[string]string, error) {
 // unmeasured lists the measurements that this program does not make, with the reasons.
 func unmeasured() []string {
 	all := []string{
-		"Packets offered at a fixed rate: each rate here is of one client that waits for each answer.",
+		"Packets offered at a fixed rate: each rate here is of one client that waits for each answer. `bench/offered` offers them, to one Service with the same rules.",
 	}
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		return append(all, "kube-proxy in mode ipvs: this kernel has no IPVS.")
