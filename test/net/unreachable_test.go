@@ -24,14 +24,23 @@ func TestUnreachableBackendDelaysOneChange(t *testing.T) {
 		}
 		return text
 	}
-	waits := func(wanted ...string) {
-		t.Helper()
-		var lines []string
+	inVain := func() (lines []string) {
 		for line := range strings.Lines(b.daemon.log()) {
 			if strings.Contains(line, "cannot be reached yet") {
 				lines = append(lines, line)
 			}
 		}
+		return lines
+	}
+	waits := func(wanted ...string) {
+		t.Helper()
+		eventually(t, 10*time.Second, "the daemon says that it waited", func() error { // its log comes through a pipe
+			if n := len(inVain()); n < len(wanted) {
+				return fmt.Errorf("it waited %d times, want %d:\n%s", n, len(wanted), b.daemon.log())
+			}
+			return nil
+		})
+		lines := inVain()
 		if len(lines) != len(wanted) {
 			t.Fatalf("the daemon waited %d times in vain, want %d:\n%s", len(lines), len(wanted), b.daemon.log())
 		}
