@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,7 +31,6 @@ func TestArms(t *testing.T) {
 	}
 	for _, a := range arms {
 		t.Run(a.name, func(t *testing.T) {
-			before := labs(t)
 			b, err := newBed(t.Context(), a, cpus.Two(), []string{os.Args[0]})
 			var none missing
 			if errors.As(err, &none) {
@@ -48,19 +48,12 @@ func TestArms(t *testing.T) {
 				t.Fatal(err)
 			}
 			remains, err := filepath.Glob("/sys/fs/bpf/*/*" + instance + "*")
-			if now := labs(t); err != nil || len(remains) > 0 || len(now) > len(before) {
-				t.Errorf("left: %v, labs %v, %v; labs before: %v", remains, now, err, before)
+			labs, listErr := lab.IDs() // of all processes
+			if err := errors.Join(err, listErr); err != nil || len(remains) > 0 || slices.Contains(labs, b.lab.ID()) {
+				t.Errorf("left: %v, %v, the lab %s of %v", remains, err, b.lab.ID(), labs)
 			}
 		})
 	}
-}
-
-func labs(t *testing.T) []string {
-	all, err := lab.IDs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
 }
 
 // The proof fails for an arm that translates nothing, for frames that do not come back as they should, and for a frame with
