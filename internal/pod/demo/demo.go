@@ -74,6 +74,7 @@ type demo struct {
 	sides           [2]side // the host, and the other one
 	farServer       *traffic.Server
 	opened          []*watch.Watch // watches of the way to the other host
+	dialled         uint16         // connections
 }
 
 // Run runs the whole demo. It cleans up before it returns. A step that failed, or a statement that turned out to be false, is
@@ -135,38 +136,33 @@ func (d *demo) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// use opens a connection to an address, sends requests over it, and closes it. forwarded is the number of packets that
-// the host has forwarded meanwhile; with a watch, the number since the connection took its shortcut, and begun is the
-// number before that.
-func (d *demo) use(ctx context.Context, address netip.AddrPort, way *watch.Watch) (begun, forwarded uint64, err error) {
-	before, err := d.seen()
-	if err != nil {
-		return 0, 0, err
-	}
+// use opens a connection to an address, sends requests over it, and closes it. forwarded is the number of its packets that
+// the host has forwarded; with a watch, the number since the connection took its shortcut, and begun is the number before
+// that.
+func (d *demo) use(ctx context.Context, address netip.AddrPort, way *watch.Watch) (begun, forwarded seen, err error) {
 	c, err := d.dial(ctx, address)
 	if err != nil {
-		return 0, 0, err
+		return begun, forwarded, err
 	}
 	if way != nil {
-		if err := settle(c, way); err != nil {
-			return 0, 0, errors.Join(err, c.Close())
+		err = settle(c, way)
+		if err == nil {
+			begun, err = d.sides[0].seen()
 		}
-		now, err := d.seen()
-		if err != nil {
-			return 0, 0, errors.Join(err, c.Close())
-		}
-		begun, before = now-before, now
 	}
 	for range requestsEach {
-		if err := ask(c); err != nil {
-			return 0, 0, errors.Join(err, c.Close())
+		if err == nil {
+			err = ask(c)
 		}
 	}
-	if err := end(c); err != nil {
-		return 0, 0, err
+	if err != nil {
+		return begun, forwarded, errors.Join(err, c.Close())
 	}
-	after, err := d.seen()
-	return begun, after - before, err
+	if err := end(c); err != nil {
+		return begun, forwarded, err
+	}
+	all, err := d.sides[0].seen()
+	return begun, all.since(begun), err
 }
 
 // settle sends requests until a connection takes the shortcut.
@@ -187,12 +183,21 @@ func settle(c net.Conn, w *watch.Watch) error {
 	return err
 }
 
-const requestsEach = 100
+const (
+	requestsEach = 100
+	firstPort    = 20000 // below the ports that the kernel gives to clients
+)
 
+// dial opens a connection from a port of its own, so that late packets of an earlier connection do not count as its packets.
 func (d *demo) dial(ctx context.Context, address netip.AddrPort) (net.Conn, error) {
+	d.dialled++
+	from := netip.AddrPortFrom(d.bed.Address(0, false), firstPort+d.dialled)
+	if err := errors.Join(d.sides[0].follow(from.Port()), d.sides[1].follow(from.Port())); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return d.bed.Pods[0].Dial(ctx, "tcp", address.String())
+	return d.bed.Pods[0].DialFrom(ctx, "tcp", from, address.String())
 }
 
 // ask sends an octet, and waits for it to come back.
@@ -218,20 +223,12 @@ func end(c net.Conn) error {
 	return errors.Join(err, c.Close())
 }
 
-func (d *demo) seen() (packets uint64, err error) {
-	err = d.bed.Node.Run(func() (err error) {
-		packets, err = d.rules.Seen()
-		return err
-	})
-	return packets, err
-}
-
 func (d *demo) plainPath(ctx context.Context) error {
 	_, forwarded, err := d.use(ctx, d.server.Address, nil)
 	if err != nil {
 		return err
 	}
-	d.Claim(forwarded >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %d packets", requestsEach, forwarded)
+	d.Claim(forwarded.all >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %s", requestsEach, forwarded)
 	return nil
 }
 
@@ -241,6 +238,7 @@ func (d *demo) open(mode shortcut.Mode) (*watch.Watch, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.sides[0].watch = w
 	s, err := w.Status()
 	for _, p := range s.Pods {
 		if p.State != shortcut.Taken.String() {
@@ -276,9 +274,9 @@ func (d *demo) checkedPath(ctx context.Context) (err error) {
 		return err
 	}
 	after, _, err := taken(d.checked, "")
-	d.Claim(begun >= 3, "a connection begins: the host's rules have seen its SYN, SYN and ACK, ACK and the packets before shunt had told conntrack about it, %d packets", begun)
-	d.Claim(forwarded == 0, "of its %d later requests they have seen %d packets", requestsEach, forwarded)
-	d.Claim(after-before >= 2*requestsEach, "%d packets took the shortcut, both FINs among them", after-before)
+	d.Claim(begun.all >= 3, "a connection begins: the host's rules have seen its SYN, SYN and ACK, ACK and the packets before shunt had told conntrack about it, %s", begun)
+	d.Claim(forwarded.none(), "of its %d later requests they have seen %s", requestsEach, forwarded)
+	d.Claim(after-before+forwarded.late >= 2*requestsEach, "%d packets took the shortcut, both FINs among them", after-before)
 	return err
 }
 
@@ -297,7 +295,7 @@ func (d *demo) bypassPath(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.Claim(forwarded == 0 && took >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %d packets, and %d took the shortcut", requestsEach, forwarded, took)
+	d.Claim(forwarded.none() && took+forwarded.late >= 2*requestsEach, "a connection with %d requests: the host's rules have seen %s, and %d took the shortcut", requestsEach, forwarded, took)
 	if _, _, err := d.use(ctx, vip, nil); err != nil {
 		return err
 	}
@@ -306,12 +304,21 @@ func (d *demo) bypassPath(ctx context.Context) (err error) {
 	return err
 }
 
+// forwarded returns the number of packets that the host has forwarded.
+func (d *demo) forwarded() (packets uint64, err error) {
+	err = d.bed.Node.Run(func() (err error) {
+		packets, err = d.rules.Seen()
+		return err
+	})
+	return packets, err
+}
+
 // measure compares the three ways.
 func (d *demo) measure(ctx context.Context) error {
 	if err := d.bypass.Suspend(); err != nil {
 		return err
 	}
-	begin, err := d.seen()
+	begin, err := d.forwarded()
 	if err != nil {
 		return err
 	}
@@ -328,7 +335,7 @@ func (d *demo) measure(ctx context.Context) error {
 		return err
 	}
 	compare.Print(d.Out, d.facts.Rows)
-	after, err := d.seen()
+	after, err := d.forwarded()
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@
 package plain
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -44,6 +45,7 @@ type Rules struct {
 	table *nftables.Table
 	fwd   *nftables.Chain
 	all   *nftables.Chain // counts forwarded packets
+	ports *nftables.Chain // counts those of connections that Count has named
 }
 
 // Install writes the rules.
@@ -121,10 +123,12 @@ func network(a netip.Addr, at4, at6 uint32) []expr.Any {
 }
 
 // Port matches a protocol and a destination port.
-func Port(protocol uint8, port uint16) []expr.Any {
+func Port(protocol uint8, port uint16) []expr.Any { return portAt(2, protocol, port) }
+
+func portAt(offset uint32, protocol uint8, port uint16) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(port)},
 	}
 }
@@ -185,6 +189,7 @@ func (r *Rules) filter(pods []Pod) {
 	before := nftables.ChainPriorityRef(*nftables.ChainPriorityFilter - 1)
 	r.all = r.base(r.table, "count", nftables.ChainTypeFilter, nftables.ChainHookForward, before)
 	r.add(r.all, []expr.Any{&expr.Counter{}})
+	r.ports = r.base(r.table, "count-ports", nftables.ChainTypeFilter, nftables.ChainHookForward, before)
 	from := r.conn.AddChain(&nftables.Chain{Name: "from-pods", Table: r.table})
 	to := r.conn.AddChain(&nftables.Chain{Name: "to-pods", Table: r.table})
 	r.add(r.fwd, mark(masqueradeMark), verdict(expr.VerdictAccept, ""))
@@ -230,11 +235,38 @@ func (r *Rules) Insert(parts ...[]expr.Any) (remove func() error, err error) {
 
 // Seen returns the number of packets that the host has forwarded.
 func (r *Rules) Seen() (packets uint64, err error) {
-	list, err := r.conn.GetRules(r.table, r.all)
+	return r.sum(r.all, nil)
+}
+
+// Count counts, from now on, the forwarded TCP packets that come from a port or go to it.
+func (r *Rules) Count(port uint16) error {
+	for _, offset := range []uint32{0, 2} {
+		parts := append(portAt(offset, unix.IPPROTO_TCP, port), &expr.Counter{})
+		r.conn.AddRule(&nftables.Rule{Table: r.table, Chain: r.ports, Exprs: parts, UserData: portLabel(port)})
+	}
+	if err := r.conn.Flush(); err != nil {
+		return fmt.Errorf("count the packets of port %d: %w", port, err)
+	}
+	return nil
+}
+
+// Counted returns the number of a port's packets since Count.
+func (r *Rules) Counted(port uint16) (packets uint64, err error) {
+	return r.sum(r.ports, portLabel(port))
+}
+
+func portLabel(port uint16) []byte { return binaryutil.BigEndian.PutUint16(port) }
+
+// sum adds the counters of a chain's rules with a label.
+func (r *Rules) sum(c *nftables.Chain, label []byte) (packets uint64, err error) {
+	list, err := r.conn.GetRules(r.table, c)
 	if err != nil {
 		return 0, fmt.Errorf("read the rules' counters: %w", err)
 	}
 	for _, one := range list {
+		if !bytes.Equal(one.UserData, label) {
+			continue
+		}
 		for _, e := range one.Exprs {
 			if c, is := e.(*expr.Counter); is {
 				packets += c.Packets
