@@ -36,8 +36,8 @@ type seen struct {
 
 func (s seen) since(before seen) seen { return seen{s.all - before.all, s.late - before.late} }
 
-// none reports whether all packets took the shortcut while shunt could judge it.
-func (s seen) none() bool { return s.all <= s.late }
+// none reports whether all packets took the shortcut while shunt could judge the pods, and it could for most of the requests.
+func (s seen) none() bool { return s.all <= min(s.late, requestsEach) }
 
 func (s seen) String() string {
 	if s.all == 0 || s.late == 0 {
@@ -55,6 +55,7 @@ func (s *side) follow(port uint16) (err error) {
 	return s.bed.Node.Run(func() error { return s.rules.Count(port) })
 }
 
+// seen returns the packets of that connection until now.
 func (s *side) seen() (n seen, err error) {
 	err = s.bed.Node.Run(func() (err error) {
 		n.all, err = s.rules.Counted(s.port)
@@ -152,10 +153,8 @@ func (d *demo) acrossBy(ctx context.Context, mode shortcut.Mode) error {
 		}
 	}
 	before, err := d.both()
-	for range requestsEach {
-		if err = errors.Join(err, ask(c)); err != nil {
-			return errors.Join(err, c.Close())
-		}
+	if err = errors.Join(err, askAll(c)); err != nil {
+		return errors.Join(err, c.Close())
 	}
 	if err := end(c); err != nil {
 		return err

@@ -61,7 +61,7 @@ func (d *demo) steered(ctx context.Context) error {
 		return err
 	}
 	took := s.Steers[0].Counts["taken"].Packets
-	d.Claim(forwarded.none() && took+forwarded.late >= 2*requestsEach, "port %d of %s, %d requests: the host's rules have seen %s, and %d went through %s, both ways",
+	d.Claim(forwarded.none() && took+forwarded.all >= 2*requestsEach, "port %d of %s, %d requests: the host's rules have seen %s, and %d went through %s, both ways",
 		to.Port(), to.Addr(), requestsEach, forwarded, took, chosen)
 	if err := d.fallsBack(ctx, w, ready); err != nil {
 		return err
