@@ -154,14 +154,13 @@ func (d *daemon) start(ctx context.Context, opts Options, config model.Config) e
 	p.encapsulates = opts.Encapsulation
 	p.tellEncapsulation(config.Encapsulation)
 	d.taken = &takenPorts{list: opts.Taken, reserve: p.datapath.Reserve, log: host.Log}
-	d.taken.look()
 	a.losses = newLosses(p.datapath.CountOpen, host.Conditions, host.Log)
 	a.addresses = newAddresses(natFlows{rewrite: p.routes.Rewrite, end: p.datapath.EndNATSources, expires: p.routes.Expires}, host.Conditions, host.Log)
 	var maps reconcile.Maps = p.datapath
 	if opts.Through != nil {
 		maps = opts.Through(maps)
 	}
-	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.routes.Add), reconcile.BeforeForgetting(a.addresses.forget))
+	a.reconciler = reconcile.New(p.sockets.through(maps), reconcile.BeforeNaming(p.routes.Add), reconcile.AroundFrontends(d.taken.taking), reconcile.BeforeForgetting(a.addresses.forget))
 	contents, err := a.reconciler.Adopt()
 	if err != nil {
 		return err

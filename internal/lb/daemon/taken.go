@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
@@ -17,12 +18,25 @@ type takenPorts struct {
 	list    func() ([]store.SourcePort, error) // nil: no other program has any
 	reserve func([]store.SourcePort) error
 	log     *slog.Logger
-	said    string // the last logged failure
+
+	mu   sync.Mutex // one look at a time
+	said string     // the last logged failure
+}
+
+// taking must be called right before and right after addresses of services are put into the maps. Until then another
+// program may have served these addresses, and its connections keep their ports. The first look finds nearly all of
+// them before shunt begins a flow, the second one the few that began in between.
+func (t *takenPorts) taking() {
+	if t.list != nil {
+		t.look()
+	}
 }
 
 // look reserves the ports that are in use now. A failure is a warning, also at the start, and is tried again: a
 // flow that meets another program's port is lost, and all other flows continue.
 func (t *takenPorts) look() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	attempted, err := t.reserveListed()
 	if err == nil {
 		t.said = ""
@@ -47,17 +61,26 @@ func (t *takenPorts) reserveListed() (attempted string, err error) {
 	return "cannot reserve all source ports that other programs on this host use" + lost, t.reserve(ports)
 }
 
-// run looks at once, because other programs went on while shunt's programs were being attached, and then
-// repeatedly until ctx ends. It returns if there is nothing to look for.
+// run looks at once, which gives back the ports that an earlier daemon has reserved, and then repeatedly until ctx
+// ends. It returns if there is nothing to look for.
 func (t *takenPorts) run(ctx context.Context) {
 	tick := time.NewTicker(takenInterval)
 	defer tick.Stop()
-	for t.list != nil || t.said != "" {
+	for {
 		t.look()
+		if t.list == nil && !t.failing() {
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
+}
+
+func (t *takenPorts) failing() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.said != ""
 }

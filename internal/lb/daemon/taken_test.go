@@ -24,7 +24,7 @@ func TestTakenPorts(t *testing.T) {
 		reserve: func(ports []store.SourcePort) error { reserved = append(reserved, ports); return unreserved },
 		log:     slog.New(slog.NewTextHandler(&out, nil)),
 	}
-	if p.look(); len(reserved) != 1 || len(reserved[0]) != 1 || out.Len() > 0 {
+	if p.taking(); len(reserved) != 1 || len(reserved[0]) != 1 || out.Len() > 0 {
 		t.Errorf("it reserved %v, and said %q", reserved, out.String())
 	}
 	says := func(what string, tries int) {
@@ -51,10 +51,10 @@ func TestTakenPorts(t *testing.T) {
 		t.Errorf("it has tried to reserve %d times, and what went wrong last is %q", len(reserved), p.said)
 	}
 	p.list, unreserved = nil, errors.New("the table is locked")
+	p.taking() // nothing to list
 	says("cannot give back the source ports", 6)
 	unreserved = nil
-	p.run(ctx) // until it has succeeded, and no longer
-	p.run(t.Context())
+	p.run(t.Context()) // once, when it has succeeded
 	if len(reserved) != 7 || reserved[6] != nil {
 		t.Errorf("it reserved %v", reserved)
 	}

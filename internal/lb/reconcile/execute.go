@@ -86,14 +86,21 @@ func (r *Reconciler) add(p *plan) error {
 	if err := each(p.clashing, r.deleteFrontend); err != nil {
 		return err
 	}
-	put := func(f frontendStep) error { return r.putFrontend(f.Frontend, f.service) }
-	if err := each(p.frontends, put); err != nil {
+	if err := r.putFrontends(p.frontends); err != nil {
 		return err
 	}
 	if err := each(p.addresses, r.setAddress); err != nil {
 		return err
 	}
 	return each(p.lateFrontends, r.deleteFrontend)
+}
+
+func (r *Reconciler) putFrontends(frontends []frontendStep) error {
+	if len(frontends) > 0 && r.aroundFrontends != nil {
+		r.aroundFrontends()
+		defer r.aroundFrontends()
+	}
+	return each(frontends, func(f frontendStep) error { return r.putFrontend(f.Frontend, f.service) })
 }
 
 // changeTable writes the slots and the record of one service.

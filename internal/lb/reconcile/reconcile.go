@@ -91,6 +91,7 @@ type Reconciler struct {
 	start       time.Time // ticks count from here
 
 	beforeNaming     func([]BackendRecord)
+	aroundFrontends  func()
 	beforeForgetting func(sources []netip.Addr) error
 	clock            func() time.Time
 }
@@ -102,6 +103,12 @@ type Option func(*Reconciler)
 // with the backends that no slot has named so far. f can resolve next hops, and limits its own time.
 func BeforeNaming(f func([]BackendRecord)) Option {
 	return func(r *Reconciler) { r.beforeNaming = f }
+}
+
+// AroundFrontends makes Apply call f twice when it puts frontends: right before the first one and right after the
+// last one.
+func AroundFrontends(f func()) Option {
+	return func(r *Reconciler) { r.aroundFrontends = f }
 }
 
 // BeforeForgetting makes Apply call f before NAT sources are removed that are no longer desired, after all

@@ -550,6 +550,36 @@ func TestBeforeNaming(t *testing.T) {
 	}
 }
 
+// TestAroundFrontends: f is called right before the first frontend and right after the last one that is put, and not if
+// none is put.
+func TestAroundFrontends(t *testing.T) {
+	maps := fake.New(roomy)
+	var calls []int // number of frontends
+	r := reconcile.New(maps, reconcile.AroundFrontends(func() {
+		contents, _ := maps.Contents()
+		calls = append(calls, len(contents.Frontends))
+		if last := maps.Operations[len(maps.Operations)-1]; len(calls)%2 == 1 && !strings.HasPrefix(last, "put service") {
+			t.Errorf("called after %q", last)
+		}
+	}))
+	for _, step := range []struct {
+		frontends, backends string
+		calls               []int
+	}{
+		{"192.0.2.10:80 192.0.2.11:80", "10.0.0.2:80", []int{0, 2}},
+		{"192.0.2.10:80 192.0.2.11:80", "10.0.0.2:80 10.0.0.3:80", nil},
+		{"192.0.2.10:80", "10.0.0.2:80 10.0.0.3:80", nil},
+	} {
+		calls = nil
+		if _, err := r.Apply(desired(service("web", step.frontends, step.backends))); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(calls, step.calls) {
+			t.Errorf("with %s and %s it is called with %v frontends, want %v", step.frontends, step.backends, calls, step.calls)
+		}
+	}
+}
+
 // TestBeforeForgetting: backends get other sources when the new ones are known and before
 // the old ones go, and nothing is called if none goes.
 func TestBeforeForgetting(t *testing.T) {
