@@ -2,14 +2,18 @@ package hold
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/shunt-lb/shunt/internal/lb/datapath/store"
+	"github.com/shunt-lb/shunt/internal/lb/model"
 )
 
-// message is a message as the kernel writes it, about a TCP connection.
-func message(t testing.TB, forward, reverse [2]netip.AddrPort) []byte {
+// message is a message as the kernel writes it.
+func message(t testing.TB, protocol uint8, forward, reverse [2]netip.AddrPort) []byte {
 	t.Helper()
 	e := netlink.NewAttributeEncoder()
 	for kind, ends := range map[uint16][2]netip.AddrPort{attributeForward: forward, attributeReverse: reverse} {
@@ -24,7 +28,7 @@ func message(t testing.TB, forward, reverse [2]netip.AddrPort) []byte {
 				return nil
 			})
 			e.Nested(attributePorts, func(e *netlink.AttributeEncoder) error {
-				e.Uint8(attributeProtocol, unix.IPPROTO_TCP)
+				e.Uint8(attributeProtocol, protocol)
 				for i, kind := range []uint16{attributeSourcePort, attributeToPort} {
 					e.Bytes(kind, []byte{byte(ends[i].Port() >> 8), byte(ends[i].Port())})
 				}
@@ -47,24 +51,32 @@ var (
 )
 
 func TestFlow(t *testing.T) {
+	client6, service6 := netip.MustParseAddrPort("[2001:db8::7]:40000"), netip.MustParseAddrPort("[2001:db8::1]:80")
+	given := netip.AddrPortFrom(client.Addr(), 1024)
 	for _, c := range []struct {
 		name             string
+		protocol         uint8
 		forward, reverse [2]netip.AddrPort
-		want             [2]netip.AddrPort // source and backend; none: it is not translated
+		sources          []netip.AddrPort // towards the source of the reverse; none: it is not translated
 	}{
-		{"source and destination", [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}, [2]netip.AddrPort{masked, pod}},
-		{"IPv6", [2]netip.AddrPort{netip.MustParseAddrPort("[2001:db8::7]:40000"), netip.MustParseAddrPort("[2001:db8::1]:80")}, [2]netip.AddrPort{pod6, masked6}, [2]netip.AddrPort{masked6, pod6}},
-		{"the port alone", [2]netip.AddrPort{client, service}, [2]netip.AddrPort{service, netip.AddrPortFrom(client.Addr(), 1024)}, [2]netip.AddrPort{netip.AddrPortFrom(client.Addr(), 1024), service}},
-		{"the destination alone", [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, client}, [2]netip.AddrPort{}},
-		{"none", [2]netip.AddrPort{client, service}, [2]netip.AddrPort{service, client}, [2]netip.AddrPort{}},
+		{"source and destination", unix.IPPROTO_TCP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}, []netip.AddrPort{masked, client}},
+		{"IPv6", unix.IPPROTO_TCP, [2]netip.AddrPort{client6, service6}, [2]netip.AddrPort{pod6, masked6}, []netip.AddrPort{masked6, client6}},
+		{"UDP", unix.IPPROTO_UDP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}, []netip.AddrPort{masked}},
+		{"SCTP", unix.IPPROTO_SCTP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}, nil},
+		{"the port alone", unix.IPPROTO_TCP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{service, given}, []netip.AddrPort{given, client}},
+		{"the destination alone", unix.IPPROTO_TCP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, client}, nil},
+		{"none", unix.IPPROTO_TCP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{service, client}, nil},
 	} {
-		forward, reverse, err := flow(message(t, c.forward, c.reverse))
+		forward, reverse, err := flow(message(t, c.protocol, c.forward, c.reverse))
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		port, ok := translated(forward, reverse)
-		if ok != c.want[0].IsValid() || ok && (port.Source != c.want[0] || port.Backend != c.want[1]) {
-			t.Errorf("%s: %+v, %t", c.name, port, ok)
+		var want []store.SourcePort
+		for _, source := range c.sources {
+			want = append(want, store.SourcePort{Protocol: model.Protocol(c.protocol), Source: source, Backend: c.reverse[0]})
+		}
+		if ports := translated(forward, reverse); !slices.Equal(ports, want) {
+			t.Errorf("%s: %+v, want %+v", c.name, ports, want)
 		}
 	}
 	if _, _, err := flow([]byte{2, 0}); err == nil {
@@ -72,17 +84,19 @@ func TestFlow(t *testing.T) {
 	}
 }
 
-// FuzzFlow: from any bytes comes an address and port on both sides, or nothing.
+// FuzzFlow: from any bytes come addresses and ports on both sides, or nothing.
 func FuzzFlow(f *testing.F) {
-	f.Add(message(f, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}))
+	f.Add(message(f, unix.IPPROTO_TCP, [2]netip.AddrPort{client, service}, [2]netip.AddrPort{pod, masked}))
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0x80, 4, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		forward, reverse, err := flow(data)
 		if err != nil {
 			return
 		}
-		if port, ok := translated(forward, reverse); ok && (!port.Source.IsValid() || !port.Backend.IsValid() || port.Source == forward.source) {
-			t.Errorf("%x is %+v", data, port)
+		for i, port := range translated(forward, reverse) {
+			if !port.Source.IsValid() || !port.Backend.IsValid() || i == 0 && port.Source == forward.source {
+				t.Errorf("%x is %+v", data, port)
+			}
 		}
 	})
 }

@@ -32,9 +32,11 @@ const (
 // headerSize is the size of struct nfgenmsg: family, version, and a number of a resource.
 const headerSize = 4
 
-// Translated lists the source ports that the kernel has given to connections in the network namespace of the calling thread, because of
-// rules that masquerade. A closed connection keeps its port until the kernel forgets it, after two minutes at most. Until then
-// the kernel sends packets from the same pod to the same port to that connection's client. It needs CAP_NET_ADMIN.
+// Translated lists the source ports of connections in the network namespace of the calling thread that rules masquerade: the port
+// that the kernel has given to each, and for TCP the client's own. A closed connection keeps both until the kernel forgets it, after two
+// minutes at most. Until then the kernel sends packets from the same pod to the given port to that connection's client. At a bridge
+// (bridge-nf-call-iptables) a program at tc sees these packets on their way with the client's address and port, and the pod's own. It needs
+// CAP_NET_ADMIN.
 //
 // The kernel is asked only for connections whose source it has changed; a node whose connections begin at pods has few of them. A kernel that
 // does not know this filter (it came with CTA_STATUS_MASK) lists all.
@@ -54,9 +56,7 @@ func Translated() (ports []store.SourcePort, err error) {
 			if err != nil {
 				return nil, listError(err)
 			}
-			if port, ok := translated(forward, reverse); ok {
-				ports = append(ports, port)
-			}
+			ports = append(ports, translated(forward, reverse)...)
 		}
 	}
 	return ports, nil
@@ -156,11 +156,20 @@ func (t *tuple) read(attributes *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// translated returns the source port of a connection whose answers go to another address than its packets come from.
-func translated(forward, reverse tuple) (port store.SourcePort, ok bool) {
-	if forward.protocol != unix.IPPROTO_TCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to {
-		return port, false
+// translated returns the source ports towards the pod of a connection whose answers go to another address than its packets come
+// from. A UDP flow of the client's does not continue in the kernel, but in shunt, and keeps the client's port.
+func translated(forward, reverse tuple) (ports []store.SourcePort) {
+	if forward.protocol != unix.IPPROTO_TCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to || !reverse.source.IsValid() {
+		return nil
 	}
-	port = store.SourcePort{Protocol: model.Protocol(forward.protocol), Source: reverse.to, Backend: reverse.source}
-	return port, port.Source.IsValid() && port.Backend.IsValid()
+	sources := []netip.AddrPort{reverse.to}
+	if forward.protocol == unix.IPPROTO_TCP {
+		sources = append(sources, forward.source)
+	}
+	for _, source := range sources {
+		if source.IsValid() {
+			ports = append(ports, store.SourcePort{Protocol: model.Protocol(forward.protocol), Source: source, Backend: reverse.source})
+		}
+	}
+	return ports
 }

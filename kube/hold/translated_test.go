@@ -15,7 +15,8 @@ import (
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
-// TestTranslated: of the connections that the kernel tracks, those whose source it has changed are listed, with the port that the pod sees.
+// TestTranslated: of the connections that the kernel tracks, those whose source it has changed are listed, with the port that the pod sees, and
+// with the client's own.
 func TestTranslated(t *testing.T) {
 	b := newBed(t)
 	b.translate()
@@ -36,14 +37,18 @@ func TestTranslated(t *testing.T) {
 	s := b.connection()
 	answer, err := s.Ask(within(t), "/")
 	b.must(err)
-	want := store.SourcePort{Protocol: model.TCP, Source: netip.MustParseAddrPort(answer.Remote), Backend: netip.AddrPortFrom(b.Backends[1].Addr4(), 8080)}
-	if ports := list(); !slices.Contains(ports, want) || slices.ContainsFunc(ports, func(p store.SourcePort) bool { return p.Backend == want.Backend && p != want }) {
+	backend := netip.AddrPortFrom(b.Backends[1].Addr4(), 8080)
+	want := []store.SourcePort{
+		{Protocol: model.TCP, Source: netip.MustParseAddrPort(answer.Remote), Backend: backend},
+		{Protocol: model.TCP, Source: netip.MustParseAddrPort(s.LocalAddr().String()), Backend: backend},
+	}
+	if ports := list(); !slices.Equal(ports, want) {
 		t.Errorf("listed is %v, want %v", ports, want)
 	}
-	told, wanted := 0, len(list())
+	told, wanted := 0, 1
 	b.onNode(func(*nftables.Conn) (err error) { told, err = hold.Listed(); return err })
 	if told != wanted { // the first connection is not among them
-		t.Errorf("the kernel tells of %d connections, and %d are translated", told, wanted)
+		t.Errorf("the kernel tells of %d connections, and %d is translated", told, wanted)
 	}
 	var forbidden error
 	b.must(b.Balancer.Run(func() error {

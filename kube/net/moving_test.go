@@ -3,10 +3,12 @@ package net
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/shunt-lb/shunt/internal/lab"
 	"github.com/shunt-lb/shunt/kube/hold"
 )
 
@@ -108,4 +110,37 @@ func TestMovingLeavesPorts(t *testing.T) {
 	})
 	ask(more, "by shunt")
 	b.goesOn(t, "after all of them", before, "p1")
+}
+
+// TestMovingLeavesClientsPorts: a client uses one source port for two Services with the same pod, one connection with the kernel's
+// translation of its address, and the other one with shunt, which keeps its address. At the bridge the pod's answers on the first connection have the
+// client's address already, and not yet the Service's. Without the reservation shunt takes them for answers on the second connection.
+func TestMovingLeavesClientsPorts(t *testing.T) {
+	t.Parallel()
+	const old, port = 30080, 30081
+	b := newNode(t, "p1")
+	front := b.Balancer.Interfaces()[0].IPv4.Addr()
+	b.node("n1", front)
+	b.pod(b.Backends[0], "n1", "web")
+	b.translate(t, front, old, b.Backends[0].Addr4())
+	own := netip.AddrPortFrom(b.Client.Addr4(), 40000)
+	open := func(port int32) *lab.Session {
+		s, err := b.Client.OpenSession(within(t), "tcp", own, at(front.String(), port))
+		b.must(err)
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	before := open(old)
+	b.goesOn(t, "with the kernel", before, "p1")
+	b.service("near", fmt.Sprintf("selector: {app: web}, type: NodePort, externalTrafficPolicy: Local, ports: [{port: 80, targetPort: 8080, nodePort: %d}]", port))
+	b.start("--moving")
+	b.served(t, "tcp", at(front.String(), port), "p1")
+	after := open(port)
+	for range 2 {
+		answer, err := after.Ask(within(t), "/")
+		if seen, bad := netip.ParseAddrPort(answer.Remote); err != nil || bad != nil || seen.Addr() != own.Addr() || seen == own {
+			t.Errorf("the pod sees the client %s as %s, and not at another port: %v", own, answer.Remote, errors.Join(err, bad))
+		}
+		b.goesOn(t, "beside another one from the same port", before, "p1")
+	}
 }
