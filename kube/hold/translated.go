@@ -159,17 +159,18 @@ func (t *tuple) read(attributes *netlink.AttributeDecoder) error {
 // translated returns the source ports towards the pod of a connection whose answers go to another address than its packets come
 // from. A UDP flow of the client's does not continue in the kernel, but in shunt, and keeps the client's port.
 func translated(forward, reverse tuple) (ports []store.SourcePort) {
-	if forward.protocol != unix.IPPROTO_TCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to || !reverse.source.IsValid() {
+	isTCP := forward.protocol == unix.IPPROTO_TCP
+	if !isTCP && forward.protocol != unix.IPPROTO_UDP || forward.source == reverse.to {
 		return nil
 	}
-	sources := []netip.AddrPort{reverse.to}
-	if forward.protocol == unix.IPPROTO_TCP {
-		sources = append(sources, forward.source)
+	if !forward.source.IsValid() || !reverse.source.IsValid() || !reverse.to.IsValid() {
+		return nil
 	}
-	for _, source := range sources {
-		if source.IsValid() {
-			ports = append(ports, store.SourcePort{Protocol: model.Protocol(forward.protocol), Source: source, Backend: reverse.source})
-		}
+	from := func(source netip.AddrPort) store.SourcePort {
+		return store.SourcePort{Protocol: model.Protocol(forward.protocol), Source: source, Backend: reverse.source}
+	}
+	if ports = append(ports, from(reverse.to)); isTCP {
+		ports = append(ports, from(forward.source))
 	}
 	return ports
 }
