@@ -102,12 +102,8 @@ func TestMovingLeavesPorts(t *testing.T) {
 	}
 	ask(old, "by the kernel")
 	b.service("web", fmt.Sprintf("selector: {app: web}, type: NodePort, ports: [{port: 80, targetPort: 8080, nodePort: %d}]", port))
-	eventually(t, "shunt serves the node port", func() error {
-		if _, out := b.run("shunt", "status", "--all", "--instance", b.instance, "--socket", b.socket()); !strings.Contains(out, address) {
-			return errors.New(out)
-		}
-		return nil
-	})
+	b.awaits(b.agent, "+ service default/web") // its frontends are in force, perhaps before its endpoint
+	eventually(t, "shunt serves the node port", func() error { _, err := b.ask("tcp", address); return err })
 	ask(more, "by shunt")
 	b.goesOn(t, "after all of them", before, "p1")
 }
