@@ -28,24 +28,25 @@ type takenPorts struct {
 // them before shunt begins a flow, the second one the few that began in between.
 func (t *takenPorts) taking() {
 	if t.list != nil {
-		t.look()
+		t.look() // if it fails, run tries again
 	}
 }
 
-// look reserves the ports that are in use now. A failure is a warning, also at the start, and is tried again: a
-// flow that meets another program's port is lost, and all other flows continue.
-func (t *takenPorts) look() {
+// look reserves the ports that are in use now, and reports whether it has succeeded. A failure is a warning, also at the
+// start, and is tried again: a flow that meets another program's port is lost, and all other flows continue.
+func (t *takenPorts) look() (done bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	attempted, err := t.reserveListed()
 	if err == nil {
 		t.said = ""
-		return
+		return true
 	}
 	if said := attempted + err.Error(); said != t.said {
 		t.said = said
 		t.log.Warn(attempted+"; trying again", "error", err)
 	}
+	return false
 }
 
 // reserveListed also describes a failure in words.
@@ -61,14 +62,13 @@ func (t *takenPorts) reserveListed() (attempted string, err error) {
 	return "cannot reserve all source ports that other programs on this host use" + lost, t.reserve(ports)
 }
 
-// run looks at once, which gives back the ports that an earlier daemon has reserved, and then repeatedly until ctx
-// ends. It returns if there is nothing to look for.
+// run looks at once, because frontends of an earlier daemon may be in force already, and ports that it has reserved are
+// to be given back. Then it looks repeatedly until ctx ends. It returns if there is nothing to look for.
 func (t *takenPorts) run(ctx context.Context) {
 	tick := time.NewTicker(takenInterval)
 	defer tick.Stop()
 	for {
-		t.look()
-		if t.list == nil && !t.failing() {
+		if done := t.look(); done && t.list == nil {
 			return
 		}
 		select {
@@ -77,10 +77,4 @@ func (t *takenPorts) run(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
-}
-
-func (t *takenPorts) failing() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.said != ""
 }
